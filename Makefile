@@ -1,0 +1,73 @@
+# The two commands that matter: make demo, make test. Each sets up what it needs.
+# Kept to what GNU make 3.81 (macOS) understands.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench wheel clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+SYSTEM := $(shell uname -s)
+EXTRAS := $(if $(filter Linux,$(SYSTEM)),cpu,)
+COMMA := ,
+
+# The first Python that is new enough; macOS ships an older python3.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	command -v $$p >/dev/null 2>&1 && \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
+	echo $$p && break; done)
+
+help:
+	@echo 'make demo    score sample documents with a real local model and show the answers'
+	@echo 'make test    run the tests'
+	@echo 'make check   format, lint and types'
+	@echo 'make bench   measure speed and accuracy'
+	@echo 'make wheel   build the wheel, install it in a clean environment, import every module'
+
+demo: $(VENV)/.installed
+	@$(BIN)/weighbridge demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/weighbridge checkpoint demo
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/weighbridge checkpoint demo
+	$(BIN)/python benchmarks/modes.py
+	$(BIN)/python benchmarks/sentiment.py --set yelp
+
+wheel: $(VENV)/.installed-dev
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --outdir dist .
+	rm -rf build/clean
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/pip install --quiet "$$(ls dist/*.whl)$(if $(EXTRAS),[$(EXTRAS)],)"
+	cd build && clean/bin/python ../tests/import_every_module.py
+
+$(VENV)/bin/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "error: Python 3.11 or newer is needed, found: $$(python3 --version 2>&1)"; \
+		echo "hint: macOS: brew install python@3.12; Debian: apt install python3 python3-venv;"; \
+		echo "hint: or name one: make demo PYTHON=/path/to/python3.12"; \
+		exit 1; \
+	fi
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(if $(EXTRAS),[$(EXTRAS)],)'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev$(if $(EXTRAS),$(COMMA)$(EXTRAS),)]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

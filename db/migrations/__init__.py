@@ -1,0 +1,1 @@
+"""Alembic migrations; `weighbridge.db.migrate` runs them, nothing else does."""

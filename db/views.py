@@ -1,0 +1,130 @@
+"""The two views that others build on, and the statements they are made of.
+
+Plain joins on materialised probabilities, at the temperature of the run itself. The
+migration runner drops every view before it changes a table and creates these anew.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, inspect, select, text
+
+from weighbridge.db import tables
+
+_RUN = tables.table(tables.Run)
+_ITEM = tables.table(tables.Item)
+_ANSWER = tables.table(tables.Answer)
+_CHOICE = tables.table(tables.AnswerChoice)
+_CHECKPOINT = tables.table(tables.Checkpoint)
+_ANSWER_P = tables.table(tables.AnswerProbability)
+_CHOICE_P = tables.table(tables.ChoiceProbability)
+
+
+def results_statement() -> Select[*tuple[Any, ...]]:
+    """One row per answered field of each item; booleans as `true`/`false`, scores as level."""
+    source = (
+        _ITEM.join(_RUN, _RUN.c.id == _ITEM.c.run_id)
+        .join(
+            _ANSWER_P,
+            and_(
+                _ANSWER_P.c.scaling_id == _RUN.c.scaling_id,
+                _ANSWER_P.c.decision_id == _ITEM.c.decision_id,
+            ),
+        )
+        .join(
+            _ANSWER,
+            and_(
+                _ANSWER.c.decision_id == _ANSWER_P.c.decision_id,
+                _ANSWER.c.field_position == _ANSWER_P.c.field_position,
+            ),
+        )
+        # Outer, so that SQLite leaves the join out of queries that do not ask for the name.
+        .outerjoin(_CHECKPOINT, _CHECKPOINT.c.id == _RUN.c.checkpoint_id)
+    )
+    columns: list[ColumnElement[Any]] = [
+        _ITEM.c.run_id.label("run_id"),
+        _ITEM.c.position.label("position"),
+        _ITEM.c.external_id.label("external_id"),
+        _ITEM.c.document_id.label("document_id"),
+        _ANSWER_P.c.field.label("field"),
+        _ANSWER.c.kind.label("kind"),
+        _ANSWER.c.value.label("value"),
+        _ANSWER_P.c.probability.label("probability"),
+        _ANSWER.c.margin.label("margin"),
+        _ANSWER_P.c.expected_value.label("expected_value"),
+        _RUN.c.temperature.label("temperature"),
+        _CHECKPOINT.c.name.label("checkpoint"),
+        _RUN.c.schema_name.label("schema"),
+    ]
+    return select(*columns).select_from(source)
+
+
+def choice_probabilities_statement() -> Select[*tuple[Any, ...]]:
+    """One row per choice of each answered field of each item."""
+    source = (
+        _ITEM.join(_RUN, _RUN.c.id == _ITEM.c.run_id)
+        .join(_ANSWER, _ANSWER.c.decision_id == _ITEM.c.decision_id)
+        .join(
+            _CHOICE,
+            and_(
+                _CHOICE.c.decision_id == _ANSWER.c.decision_id,
+                _CHOICE.c.field_position == _ANSWER.c.field_position,
+            ),
+        )
+        .join(
+            _CHOICE_P,
+            and_(
+                _CHOICE_P.c.scaling_id == _RUN.c.scaling_id,
+                _CHOICE_P.c.decision_id == _CHOICE.c.decision_id,
+                _CHOICE_P.c.field_position == _CHOICE.c.field_position,
+                _CHOICE_P.c.choice_position == _CHOICE.c.choice_position,
+            ),
+        )
+    )
+    columns: list[ColumnElement[Any]] = [
+        _ITEM.c.run_id.label("run_id"),
+        _ITEM.c.position.label("position"),
+        _ITEM.c.external_id.label("external_id"),
+        _ANSWER.c.field.label("field"),
+        _CHOICE.c.choice.label("choice"),
+        _CHOICE.c.logit.label("logit"),
+        _CHOICE_P.c.probability.label("probability"),
+    ]
+    return select(*columns).select_from(source)
+
+
+def view_definitions(dialect: Dialect) -> Mapping[str, str]:
+    """Give the CREATE VIEW statement of each of our views, by name."""
+    statements = {
+        "results": results_statement(),
+        "choice_probabilities": choice_probabilities_statement(),
+    }
+    return MappingProxyType(
+        {
+            name: f"CREATE VIEW {name} AS {statement.compile(dialect=dialect)}"
+            for name, statement in statements.items()
+        }
+    )
+
+
+def drop_views(connection: Connection) -> dict[str, str]:
+    """Drop every view, ours and those users have added; give the users' definitions.
+
+    A view over a table makes SQLite refuse to rebuild that table.
+    """
+    ours = view_definitions(connection.dialect)
+    inspector = inspect(connection)
+    kept: dict[str, str] = {}
+    preparer = connection.dialect.identifier_preparer
+    for name in inspector.get_view_names():
+        if name not in ours:
+            kept[name] = inspector.get_view_definition(name)
+        connection.execute(text(f"DROP VIEW {preparer.quote(name)}"))
+    return kept
+
+
+def create_views(connection: Connection, kept: Mapping[str, str]) -> None:
+    """Create our views as this version defines them, and the users' as they were."""
+    for definition in (*view_definitions(connection.dialect).values(), *kept.values()):
+        connection.exec_driver_sql(definition)

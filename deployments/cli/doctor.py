@@ -1,0 +1,120 @@
+"""The command that says what this installation runs on, and what is wrong with it."""
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from weighbridge.deployments.cli.errors import ExitCode
+from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
+from weighbridge.deployments.console import print_error, print_hint, print_json, print_pairs
+
+if TYPE_CHECKING:
+    from weighbridge.db.errors import StoreError
+    from weighbridge.scorer.errors import ScorerError
+
+
+def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None:
+    """Say what runs here, and what is wrong.
+
+    Backend and its speed, Prefect, the store, and where each setting comes
+    from. Ends with 1 when something needs mending.
+
+    Example: weighbridge doctor
+    """
+    from weighbridge.tasks.settings import load_settings, unknown_variables
+
+    settings = load_settings(database_url=database)
+    backend, no_backend = _backend()
+    store, no_store = _store(settings.database_url)
+    report = {
+        **backend,
+        "prefect": {"version": importlib.metadata.version("prefect")},
+        "database": store,
+        "settings": settings.described(),
+    }
+    if as_json:
+        print_json(report)
+    else:
+        print_pairs(_readable(report))
+    for name in unknown_variables():
+        print_hint(f"{name} is set, and weighbridge has no such setting")
+    problems = [problem for problem in (no_backend, no_store) if problem]
+    for problem in problems:
+        print_error(problem.message)
+        if problem.hint:
+            print_hint(problem.hint)
+    if problems:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _backend() -> tuple[dict[str, Any], "ScorerError | None"]:
+    from weighbridge.scorer.backend import describe_backend, measure_gflops, on_mlx_thread
+    from weighbridge.scorer.errors import ScorerError
+
+    try:
+        found = on_mlx_thread(describe_backend)
+        speed = measure_gflops()
+    except ScorerError as error:
+        return {"backend": None, "blas": None, "gflops_float32": None}, error
+    return {
+        "backend": {"device": found.device, "dtype": found.dtype},
+        "blas": found.blas,
+        "gflops_float32": round(speed, 1),
+    }, None
+
+
+def _store(url: str) -> tuple[dict[str, Any], "StoreError | None"]:
+    from weighbridge.db import queries
+    from weighbridge.db.engine import open_engine
+    from weighbridge.db.errors import StoreError
+    from weighbridge.db.location import display_url, store_path
+
+    try:
+        path = store_path(url)
+        store: dict[str, Any] = {
+            "url": display_url(url),
+            "path": None if path is None else str(path),
+            "exists": path is None or path.exists(),
+            "latest_run": None,
+        }
+    except StoreError as error:
+        return {"url": None, "path": None, "exists": False, "latest_run": None}, error
+    if not store["exists"]:
+        return store, None  # the first run creates it
+    try:
+        engine = open_engine(url, readonly=True)
+        try:
+            store["latest_run"] = queries.latest_run_id(engine)
+        finally:
+            engine.dispose()
+    except StoreError as error:
+        return store, error
+    return store, None
+
+
+def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
+    backend, store = report["backend"], report["database"]
+    settings: dict[str, dict[str, Any]] = report["settings"]
+    speed = report["gflops_float32"]
+    if not store["exists"]:
+        state = "not created yet"
+    elif store["latest_run"] is None:
+        state = "no runs yet"
+    else:
+        state = f"latest run {store['latest_run']}"
+    return [
+        ("weighbridge", importlib.metadata.version("weighbridge")),
+        ("backend", f"{backend['device']} {backend['dtype']}" if backend else "none"),
+        ("blas", str(report["blas"] or "-")),
+        ("float32", f"{speed} GFLOP/s" if speed else "-"),
+        ("prefect", report["prefect"]["version"]),
+        ("database", f"{store['path'] or store['url']} ({state})"),
+        *(
+            (
+                name,
+                f"{'-' if setting['value'] is None else setting['value']}  [{setting['origin']}]",
+            )
+            for name, setting in settings.items()
+        ),
+    ]

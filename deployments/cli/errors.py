@@ -1,0 +1,134 @@
+"""Runs the app and turns what goes wrong into `error:` and `hint:` lines and an exit code.
+
+Exit codes: 0 all done, 1 failed, 2 usage, 3 some documents rejected, 130 interrupted.
+A traceback never reaches the terminal; that of an unexpected error goes to a file.
+"""
+
+import importlib.metadata
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+
+import typer
+
+from weighbridge.deployments.console import escape_unencodable, print_error, print_hint, print_note
+
+PROGRAM = "weighbridge"
+
+# Looked up by name: an error can only be one of these if its module is loaded, and
+# importing them here would make `--help` slow.
+_KNOWN = {
+    "weighbridge.scorer.errors": "ScorerError",
+    "weighbridge.db.errors": "StoreError",
+    "weighbridge.tasks.settings": "SettingsError",
+    "weighbridge.tasks.sources": "SourceError",
+    "weighbridge.deployments.cli.errors": "CommandError",
+}
+
+
+class ExitCode(IntEnum):
+    """What a command tells the shell."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REJECTED = 3
+    INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked, for a reason that no other layer knows.
+
+    Attributes:
+        message: The sentence for the reader; also `str(error)`.
+        hint: What to do about it, or None when the message already says so.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        app: The commands; none of them returns a value, `typer.Exit` carries a code.
+        arguments: What was typed after the program's name; by default `sys.argv`.
+
+    Returns:
+        The exit code.
+    """
+    escape_unencodable()
+    try:
+        ended = app(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        ended = ExitCode.INTERRUPTED
+    except typer.TyperException as error:
+        return _misused(error)
+    except BrokenPipeError:
+        # The reader has gone (`… | head`); what is left to flush must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+    except Exception as error:  # noqa: BLE001 - the last stop before the terminal
+        return _failed(error)
+    if ended == ExitCode.INTERRUPTED:
+        print_note("interrupted")
+    return int(ended or ExitCode.DONE)
+
+
+def _misused(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return error.exit_code  # its help has been printed
+    print_error(error.format_message())
+    if context is not None:
+        print_hint(f"{context.command_path} --help")
+    return error.exit_code
+
+
+def _failed(error: Exception) -> int:
+    if _is_known(error):
+        print_error(str(error))
+        if hint := getattr(error, "hint", None):
+            print_hint(hint)
+        return ExitCode.FAILED
+    first_line = str(error).partition("\n")[0][:200]
+    print_error(f"unexpected {type(error).__name__}: {first_line}")
+    try:
+        print_hint(f"the traceback is in {_write_traceback(error)}; please report it")
+    except OSError as unwritable:
+        print_hint(f"the traceback could not be kept: {unwritable}")
+    return ExitCode.FAILED
+
+
+def _is_known(error: Exception) -> bool:
+    for module, name in _KNOWN.items():
+        known = getattr(sys.modules.get(module), name, None)
+        if known is not None and isinstance(error, known):
+            return True
+    return False
+
+
+def _write_traceback(error: Exception) -> Path:
+    """Keep a traceback where only the user can read it: it may quote a document."""
+    from weighbridge.tasks.settings import SettingsError, load_settings
+
+    try:
+        folder = load_settings().cache / "logs"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (SettingsError, OSError):
+        folder = Path(tempfile.gettempdir())
+    prefix = f"weighbridge-error-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-"
+    handle, name = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=folder)  # mode 0600
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"weighbridge {importlib.metadata.version(PROGRAM)}, Python {sys.version}\n\n")
+        file.writelines(traceback.format_exception(error))
+    return Path(name)

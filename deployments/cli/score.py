@@ -1,0 +1,284 @@
+"""The command that scores documents through the flow, in this process."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weighbridge.deployments.cli.errors import CommandError, ExitCode
+from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
+from weighbridge.deployments.console import print_json, print_note
+from weighbridge.deployments.prefect_api import reporting
+from weighbridge.deployments.progress import progress_bar
+from weighbridge.deployments.report import print_answers, print_outcome
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from weighbridge.tasks.settings import Settings
+
+_SCORER = "Scorer"
+_DOCUMENTS = "Documents"
+_ANSWERS = "Answers"
+
+
+def score(
+    documents: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DOCS]", help="A JSONL or CSV file; - reads stdin.", show_default=False
+        ),
+    ] = None,
+    schema: Annotated[
+        str,
+        typer.Option(
+            "--schema",
+            metavar="FILE|JSON",
+            help="The questions: a file, or JSON.",
+            show_default=False,
+        ),
+    ] = "",
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text", help="Score this text.", rich_help_panel=_DOCUMENTS, show_default=False
+        ),
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(help="Column of the text.", rich_help_panel=_DOCUMENTS)
+    ] = "text",
+    id_field: Annotated[
+        str, typer.Option(help="Column of the id.", rich_help_panel=_DOCUMENTS)
+    ] = "id",
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Only so many documents.", rich_help_panel=_DOCUMENTS, show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The model; the setting or the embedded one if left out.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
+    ] = None,
+    model_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Its model id, which may select a temperature.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            help="Its full revision, likewise.", rich_help_panel=_SCORER, show_default=False
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Divides the logits; overrides the checkpoint's.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
+    ] = None,
+    allow_uncalibrated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-uncalibrated",
+            help="Consent to temperature 1 where the policy refuses it.",
+            rich_help_panel=_SCORER,
+        ),
+    ] = False,
+    max_input_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest prompt; 4096 or the checkpoint's own if left out.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="schema-first or context-first.", rich_help_panel=_SCORER, show_default=False
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="labels or codes.", rich_help_panel=_SCORER, show_default=False),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(help="auto, parallel, cached_serial or independent.", rich_help_panel=_SCORER),
+    ] = "auto",
+    field_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Prompt rows at once; all if left out.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
+    ] = None,
+    rescore: Annotated[
+        bool,
+        typer.Option("--rescore", help="Decide again what is decided.", rich_help_panel=_ANSWERS),
+    ] = False,
+    no_store_text: Annotated[
+        bool,
+        typer.Option(
+            "--no-store-text",
+            help="Keep answers, but neither texts nor metadata.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the answers to a .json, .jsonl or .csv file.",
+            rich_help_panel=_ANSWERS,
+            show_default=False,
+        ),
+    ] = None,
+    database: DatabaseOption = None,
+    allow_remote_api: Annotated[
+        bool,
+        typer.Option("--allow-remote-api", help="Consent to report to a Prefect API elsewhere."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Score documents against a schema and keep the answers.
+
+    What the store has decided already is not scored again. Ends with 3 when
+    some documents were rejected: weighbridge rejected says which and why.
+
+    Example: weighbridge score tickets.jsonl --schema triage.json
+    """
+    if (documents is None) == (text is None):
+        raise typer.BadParameter("name documents (a file, or - for stdin), or --text, not both")
+    if not schema:
+        raise typer.BadParameter("name the questions with --schema (a file, or JSON)")
+    from weighbridge.tasks.settings import load_settings
+
+    settings = load_settings(database_url=database, allow_remote_api=allow_remote_api or None)
+    with document_file(documents, text) as (path, source):
+        outcome = run_flow(
+            settings,
+            {
+                "documents": path,
+                "source": source,
+                "schema": schema,
+                "text_field": "text" if text is not None else text_field,
+                "id_field": "id" if text is not None else id_field,
+                "limit": limit,
+                "checkpoint": checkpoint,
+                "model_id": model_id,
+                "revision": revision,
+                "temperature": temperature,
+                "allow_uncalibrated": allow_uncalibrated,
+                "max_input_tokens": max_input_tokens,
+                "layout": layout,
+                "encoding": encoding,
+                "mode": mode,
+                "field_batch_size": field_batch_size,
+                "rescore": rescore,
+                "store_text": not no_store_text,
+            },
+            output=output,
+        )
+    if as_json:
+        print_json(outcome)
+    elif text is not None:
+        print_answers(settings.database_url, outcome)
+    else:
+        print_outcome(settings.database_url, outcome)
+    if outcome["rejected"]:
+        raise typer.Exit(ExitCode.REJECTED)
+
+
+def run_flow(
+    settings: "Settings", request: dict[str, Any], *, output: Path | None = None
+) -> dict[str, Any]:
+    """Run the scoring flow in this process, with progress on stderr.
+
+    Args:
+        settings: Where the store is, and the consent to a Prefect API elsewhere.
+        request: The fields of a `ScoreRequest`, without `database`.
+        output: A file to write the answers to.
+
+    Returns:
+        What the flow returns.
+    """
+    from pydantic import ValidationError
+
+    from weighbridge.db import export_format, export_rows, open_engine, results, store_path
+
+    if output is not None:
+        export_format(output)  # a wrong name is told before hours of scoring, not after
+    path = store_path(settings.database_url)
+    if path is None:
+        # Prefect keeps the parameters of a flow, and this URL may hold a password.
+        os.environ["WEIGHBRIDGE_DATABASE_URL"] = settings.database_url
+    with reporting(allow_remote=settings.allow_remote_api, say=print_note):
+        from weighbridge.flows.progress import listening
+        from weighbridge.flows.score import ScoreRequest, score_documents
+
+        try:
+            made = ScoreRequest.model_validate({**request, "database": path and str(path)})
+        except ValidationError as error:
+            raise _refused(error) from error
+        with progress_bar() as listener, listening(listener):
+            outcome = score_documents(made)
+    if output is not None:
+        engine = open_engine(settings.database_url, readonly=True)
+        export_rows(results(engine, outcome["run_id"]), output)
+        engine.dispose()
+        print_note(f"answers written to {output}")
+    return outcome
+
+
+def _refused(error: "ValidationError") -> CommandError:
+    """Say the first thing that is wrong with a request, by the name of its option."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]).rstrip("_").replace("_", "-")
+    return CommandError(
+        f"--{name}: {first['msg']}, got {first['input']!r}", hint="weighbridge score --help"
+    )
+
+
+@contextmanager
+def document_file(documents: str | None, text: str | None) -> Generator[tuple[str, str | None]]:
+    """Give the path of the documents, and what people know them as.
+
+    Standard input and a typed text are spooled to a private file, because no
+    document text may become a parameter of a flow run.
+    """
+    if text is None and documents != "-":
+        yield str(documents), None
+        return
+    handle, name = tempfile.mkstemp(prefix="weighbridge-", suffix="" if text is None else ".jsonl")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if text is None:
+                if sys.stdin.isatty():
+                    print_note("reading documents from the terminal; end them with Ctrl-D")
+                while chunk := sys.stdin.buffer.read(1 << 20):
+                    file.write(chunk)
+            else:
+                file.write(json.dumps({"text": text}).encode())
+        yield name, "stdin" if text is None else "--text"
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,108 @@
+"""Which Prefect API a command reports its flow runs to. Import before Prefect."""
+
+import ipaddress
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from weighbridge.deployments.cli.errors import CommandError
+
+LOCAL_API = "http://127.0.0.1:4200/api"
+
+_DEFAULTS = {
+    # No other network use than what the user asks for.
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # A temporary server takes 10 to 26 s to start, longer than Prefect waits by default.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    # Commands say themselves what went wrong; the log of a run is kept by the API.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "weighbridge",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+
+
+def quiet_prefect() -> None:
+    """Set what our commands want of Prefect, where the user has set nothing.
+
+    Must run before Prefect is imported.
+    """
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[None]:
+    """Choose the API that flow runs within this block report to, and say which.
+
+    The API that Prefect is set to (environment or profile), else a server that
+    runs on this machine, else a temporary one.
+
+    Args:
+        allow_remote: Consent to an API that is not on this machine.
+        say: Told in a sentence what was chosen.
+
+    Raises:
+        CommandError: The API is not on this machine and there is no consent, it
+            does not answer, or temporary servers are switched off.
+    """
+    quiet_prefect()
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+        temporary_settings,
+    )
+
+    url = PREFECT_API_URL.value()
+    if url:
+        shown = _without_user(url)
+        if not is_loopback(url) and not allow_remote:
+            raise CommandError(
+                f"flow runs must be reported to this machine, and Prefect is set to {shown}",
+                hint="consent with --allow-remote-api (ids and counts are sent, never texts), "
+                "or unset PREFECT_API_URL",
+            )
+        if is_loopback(url) and not _answers(url):
+            raise CommandError(
+                f"the Prefect API must answer, and {shown} does not",
+                hint="start it with: prefect server start, or unset PREFECT_API_URL",
+            )
+        say(f"reporting to the Prefect API at {shown}")
+        yield
+    elif _answers(LOCAL_API):
+        say(f"reporting to the Prefect server at {LOCAL_API}")
+        with temporary_settings({PREFECT_API_URL: LOCAL_API}):
+            yield
+    elif not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        raise CommandError(
+            "a Prefect server must run, as PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is false",
+            hint="start it with: prefect server start",
+        )
+    else:
+        say("starting a temporary Prefect server (10 to 20 s; prefect server start keeps one)")
+        yield
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether an API is on this machine, going by its URL alone."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=2) as response:  # noqa: S310
+            return response.status == 200
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -1,0 +1,185 @@
+"""The flow that scores documents: read, plan, score, record, report."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from weighbridge.db.location import display_url, store_path
+from weighbridge.flows.artifacts import ProgressArtifact, publish_summary
+from weighbridge.flows.progress import Progress, report
+from weighbridge.tasks.planning import BatchSizer, plan_batches
+from weighbridge.tasks.recording import record_batch, recorded_run
+from weighbridge.tasks.schema import validate_schema
+from weighbridge.tasks.scoring import ScorerSpec, open_scorer, score_batch
+from weighbridge.tasks.settings import load_settings
+from weighbridge.tasks.sources import BadRecord, Document, read_documents
+from weighbridge.tasks.temperature import resolve_temperature
+
+
+class ScoreRequest(BaseModel):
+    """What to score, with what, and where the answers go. Small JSON, no document text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    documents: str = Field(description="Path of a JSONL or CSV file on the machine that scores.")
+    schema_: str = Field(
+        alias="schema", description="Path of a schema file, or the schema itself as JSON."
+    )
+    checkpoint: str | None = Field(
+        default=None, description="Checkpoint folder; empty takes the setting, else the embedded."
+    )
+    model_id: str | None = Field(default=None, description="Model id, for the temperature policy.")
+    revision: str | None = Field(default=None, description="Full revision of the model id.")
+    temperature: float | None = Field(
+        default=None, description="Overrides the checkpoint's temperature. Finite and above 0."
+    )
+    allow_uncalibrated: bool = Field(
+        default=False, description="Consent to temperature 1.0 where the policy refuses it."
+    )
+    max_input_tokens: int | None = Field(
+        default=None, ge=1, description="Longest prompt in tokens; empty takes the checkpoint's."
+    )
+    layout: Literal["schema-first", "context-first"] | None = Field(
+        default=None, description="What stands first in the prompt; empty takes the checkpoint's."
+    )
+    encoding: Literal["labels", "codes"] | None = Field(
+        default=None, description="What the model says; empty takes the checkpoint's."
+    )
+    mode: Literal["auto", "parallel", "cached_serial", "independent"] = Field(
+        default="auto", description="How the fields of a document are computed."
+    )
+    field_batch_size: int | None = Field(
+        default=None, ge=1, description="Prompt rows per branch batch; empty takes all at once."
+    )
+    batch_size: int | None = Field(
+        default=None, ge=1, le=1024, description="Documents per batch; empty adapts to two seconds."
+    )
+    rescore: bool = Field(default=False, description="Decide again what is decided already.")
+    limit: int | None = Field(default=None, ge=0, description="Score only so many documents.")
+    store_text: bool = Field(default=True, description="Keep texts and metadata in the store.")
+    text_field: str = Field(default="text", description="Column that holds the text.")
+    id_field: str = Field(default="id", description="Column that holds the document's own id.")
+    format: Literal["jsonl", "csv"] | None = Field(
+        default=None, description="Format of the documents; empty goes by the file name."
+    )
+    database: str | None = Field(
+        default=None, description="Path of the store; empty takes the setting."
+    )
+    source: str | None = Field(
+        default=None, description="What people know the documents as, where it is not the path."
+    )
+
+    @field_validator("database")
+    @classmethod
+    def _no_password(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value and "@" in value:
+            raise ValueError(
+                "database must be a path: a URL with a user belongs in the setting "
+                "WEIGHBRIDGE_DATABASE_URL, as parameters of a flow are kept by Prefect"
+            )
+        return value
+
+    def scorer(self) -> ScorerSpec:
+        """Return which scorer this request asks for."""
+        return ScorerSpec.model_validate(
+            {name: getattr(self, name) for name in ScorerSpec.model_fields}
+        )
+
+    @property
+    def schema_name(self) -> str:
+        """Return the schema's name for run names: the file's, or `inline`."""
+        inline = self.schema_.lstrip().startswith("{")
+        return "inline" if inline else Path(self.schema_).stem
+
+
+def _run_name() -> str:
+    parameters: dict[str, Any] = flow_run.parameters or {}
+    request = parameters.get("request")
+    name = request.schema_name if isinstance(request, ScoreRequest) else "documents"
+    return f"score-{name}-{datetime.now().astimezone():%Y-%m-%d}"
+
+
+@flow(name="score-documents", flow_run_name=_run_name, persist_result=False)
+def score_documents(request: ScoreRequest) -> dict[str, Any]:
+    """Score documents against a schema and record the answers.
+
+    Returns:
+        The keys of `score --json`: run_id, documents, scored, reused, rejected,
+        wasted, seconds, documents_per_second, temperature, temperature_kind,
+        model_loaded, database.
+
+    Raises:
+        SchemaError: The schema does not hold what it must.
+        TemperatureError: The temperature is refused.
+        CheckpointError: The checkpoint cannot be used.
+        SourceError: The documents cannot be read at all.
+        StoreError: The store cannot be opened or written.
+    """
+    logger = get_run_logger()
+    started = datetime.now(UTC)
+    settings = load_settings(database_url=request.database)
+    report(Progress("checking the schema"))
+    spec = request.scorer()
+    schema = validate_schema(request.schema_)
+    temperature = resolve_temperature(spec)
+    scorer = open_scorer(spec, settings)
+    scorer.plan(schema)
+    report(Progress("counting documents"))
+    total = sum(1 for _ in _records(request))
+    sizer = BatchSizer(request.batch_size)
+    with recorded_run(
+        settings.database_url,
+        schema=schema,
+        scorer=scorer,
+        temperature=temperature,
+        documents=request.source or request.documents,
+        total=total,
+        mode=request.mode,
+        rescore=request.rescore,
+        store_text=request.store_text,
+    ) as run:
+        logger.info("run %d%s", run.run_id, " continues" if run.continued else "")
+        done = len(run.store.recorded_positions(run.run_id))
+        progress = ProgressArtifact(run.run_id, total)
+        for batch in plan_batches(run.store, run.run_id, _records(request), sizer):
+            report(Progress("scoring" if batch.to_score else "recording", done, total))
+            scoring_started = datetime.now(UTC)
+            texts = [document.text for document in batch.to_score]
+            results = score_batch(texts, schema, spec) if texts else []
+            sizer.observe(len(texts), (datetime.now(UTC) - scoring_started).total_seconds())
+            record_batch(run, batch, results, scoring_started)
+            done += len(batch)
+            progress.update(done)
+            report(Progress("scoring", done, total))
+    summary = publish_summary(run, temperature)
+    seconds = (datetime.now(UTC) - started).total_seconds()
+    return {
+        "run_id": summary.run_id,
+        "documents": summary.documents,
+        "scored": summary.scored,
+        "reused": summary.reused,
+        "rejected": summary.rejected,
+        "wasted": summary.wasted,
+        "seconds": round(seconds, 3),
+        "documents_per_second": round(summary.documents / seconds, 3),
+        "temperature": temperature.value,
+        "temperature_kind": temperature.kind.value,
+        "model_loaded": scorer.model_loaded,
+        "database": str(store_path(settings.database_url) or display_url(settings.database_url)),
+    }
+
+
+def _records(request: ScoreRequest) -> Iterator[Document | BadRecord]:
+    records = read_documents(
+        request.documents,
+        text_field=request.text_field,
+        id_field=request.id_field,
+        format=request.format,
+    )
+    return islice(records, request.limit)

@@ -1,0 +1,270 @@
+"""The scorer as a library: one checkpoint, many documents, typed answers."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from weighbridge.scorer.backend import on_mlx_thread
+from weighbridge.scorer.checkpoint import inspect_checkpoint
+from weighbridge.scorer.encodings import ChoicePlan, Encoding
+from weighbridge.scorer.engine import Mode, Timings
+from weighbridge.scorer.errors import CheckpointError, DocumentError, ScorerError
+from weighbridge.scorer.plan import Prompted, SchemaPlan
+from weighbridge.scorer.prompts import Layout, prompt_version
+from weighbridge.scorer.resident import resident_checkpoint
+from weighbridge.scorer.results import FieldResult, Rejection, ScoreResult
+from weighbridge.scorer.schema import Field, FieldKind, Schema
+from weighbridge.scorer.temperature import TemperatureKind, resolve_temperature, softmax
+
+SchemaLike = Schema | Mapping[str, Any]
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class ParallelScorer:
+    """Scores documents against a schema with one checkpoint.
+
+    Cheap to make: the weights are loaded by the first document that needs them
+    and stay in the process for every later scorer of the same checkpoint. May be
+    called from any thread; the model runs on one of its own.
+
+    Args:
+        checkpoint: A checkpoint folder.
+        model_id: Its model id, for the temperature policy.
+        revision: Its full revision, likewise.
+        temperature: Overrides the policy.
+        allow_uncalibrated: Consent to a temperature of 1.0 where the policy
+            refuses it.
+        max_input_tokens: Most tokens of a prompt: document, schema and field.
+            None takes the checkpoint's own limit, else 4096.
+        layout: What stands first in the prompt. None takes the checkpoint's.
+        encoding: What the model is asked to say. None takes the checkpoint's.
+        hash_cache: A file that keeps hashes of weight files.
+
+    Raises:
+        CheckpointError: The folder is no checkpoint, or its trained contract
+            forbids the layout or encoding.
+        TemperatureError: The temperature cannot be used.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        model_id: str | None = None,
+        revision: str | None = None,
+        temperature: float | None = None,
+        allow_uncalibrated: bool = False,
+        max_input_tokens: int | None = None,
+        layout: str | None = None,
+        encoding: str | None = None,
+        hash_cache: Path | None = None,
+    ) -> None:
+        self.info = inspect_checkpoint(
+            checkpoint, model_id=model_id, revision=revision, hash_cache=hash_cache
+        )
+        self.temperature = resolve_temperature(
+            self.info.folder,
+            model_id=model_id,
+            revision=revision,
+            temperature=temperature,
+            allow_uncalibrated=allow_uncalibrated,
+        )
+        self.layout = _one_of(Layout, layout, "layout") or self.info.layout
+        self.encoding = _one_of(Encoding, encoding, "encoding") or self.info.encoding
+        contract = self.info.contract
+        if contract and (self.layout, self.encoding) != (self.info.layout, self.info.encoding):
+            raise CheckpointError(
+                f"a checkpoint trained on {contract.task} must be scored with "
+                f"{self.info.layout} and {self.info.encoding}, "
+                f"got {self.layout} and {self.encoding}",
+                hint="leave out --layout and --encoding",
+            )
+        self.max_input_tokens = (
+            self.info.max_input_tokens if max_input_tokens is None else max_input_tokens
+        )
+        if self.max_input_tokens < 1:
+            raise ScorerError(f"max_input_tokens must be at least 1, got {self.max_input_tokens}")
+        self._resident = resident_checkpoint(self.info)
+
+    @property
+    def backend(self) -> str:
+        """Device, dtype and BLAS in one line."""
+        return self._resident.backend.name
+
+    @property
+    def dtype(self) -> str:
+        """Compute dtype: part of the key of a decision."""
+        return self._resident.backend.dtype
+
+    @property
+    def prompt_version(self) -> str:
+        """Version of the prompt's wording: part of the key of a decision."""
+        return prompt_version(self.layout, self.encoding)
+
+    @property
+    def model_loaded(self) -> bool:
+        """Whether the weights are in memory."""
+        return self._resident.loaded
+
+    def plan(self, schema: SchemaLike) -> SchemaPlan:
+        """Return the schema made ready for this tokenizer; needs no weights.
+
+        Raises:
+            SchemaError: The schema does not fit this tokenizer.
+            CheckpointError: The tokenizer does not fit the encoding.
+        """
+        return self._resident.plan(
+            as_schema(schema), self.layout, self.encoding, self.max_input_tokens
+        )
+
+    def score(
+        self,
+        context: str,
+        schema: SchemaLike,
+        mode: str = "auto",
+        field_batch_size: int | None = None,
+    ) -> ScoreResult:
+        """Score one document.
+
+        Args:
+            context: The document.
+            schema: The questions.
+            mode: `auto`, `parallel`, `cached_serial` or `independent`.
+            field_batch_size: Prompt rows per branch batch in `parallel`.
+
+        Raises:
+            DocumentError: The document cannot be scored.
+        """
+        (result,) = self.score_batch([context], schema, mode, field_batch_size)
+        if isinstance(result, Rejection):
+            raise DocumentError(result.message, code=result.code)
+        return result
+
+    def score_batch(
+        self,
+        contexts: Sequence[str],
+        schema: SchemaLike,
+        mode: str = "auto",
+        field_batch_size: int | None = None,
+    ) -> list[ScoreResult | Rejection]:
+        """Score documents one after the other; a bad one does not stop the rest.
+
+        Args:
+            contexts: The documents.
+            schema: The questions.
+            mode: As in `score`.
+            field_batch_size: As in `score`.
+
+        Returns:
+            For each document its result, or why it was rejected, in input order.
+        """
+        chosen = _one_of(Mode, mode, "mode") or Mode.AUTO
+        if field_batch_size is not None and field_batch_size < 1:
+            raise ScorerError(f"field_batch_size must be at least 1, got {field_batch_size}")
+        plan = self.plan(schema)
+        prepared = [_prepare(plan, context) for context in contexts]
+        # Documents without rows need no weights: a batch of rejections loads none.
+        needs_model = any(isinstance(each, _Ready) and each.prompted.rows for each in prepared)
+
+        def run() -> list[ScoreResult | Rejection]:
+            return [
+                each
+                if isinstance(each, Rejection)
+                else self._score_ready(plan, each, chosen, field_batch_size)
+                for each in prepared
+            ]
+
+        return on_mlx_thread(run) if needs_model else run()
+
+    def _score_ready(
+        self, plan: SchemaPlan, ready: "_Ready", mode: Mode, batch_size: int | None
+    ) -> ScoreResult | Rejection:
+        start = time.perf_counter()
+        rows, timings = (
+            self._resident.score(
+                ready.prompted.rows, mode, batch_size, ready.prompted.resident_tokens
+            )
+            if ready.prompted.rows
+            else ([], Timings())
+        )
+        logits = plan.choice_logits(rows)
+        for field, values in zip(plan.schema.fields, logits, strict=True):
+            if not all(map(math.isfinite, values)):
+                return Rejection(
+                    code="document.not_finite",
+                    message=f"logits must be finite numbers, got {values} for field "
+                    f"{field.name!r}: the weights or their dtype do not fit",
+                )
+        seconds = ready.seconds + time.perf_counter() - start
+        fields = {
+            field.name: _field_result(field, choices, values, self.temperature.value)
+            for field, choices, values in zip(plan.schema.fields, plan.choices, logits, strict=True)
+        }
+        return ScoreResult(
+            output={name: field.value for name, field in fields.items()},
+            fields=fields,
+            temperature=self.temperature.value,
+            temperature_kind=self.temperature.kind,
+            temperature_fitted=self.temperature.kind is TemperatureKind.FITTED,
+            timings=replace(timings, total_seconds=seconds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A document as rows, and the seconds that took."""
+
+    prompted: Prompted
+    seconds: float
+
+
+def as_schema(schema: SchemaLike) -> Schema:
+    """Return a schema given as such or as the object of its JSON file.
+
+    Raises:
+        SchemaError: The object is no schema.
+    """
+    return schema if isinstance(schema, Schema) else Schema.parse(json.dumps(schema))
+
+
+def _prepare(plan: SchemaPlan, context: str) -> _Ready | Rejection:
+    start = time.perf_counter()
+    try:
+        prompted = plan.rows(context)
+    except DocumentError as error:
+        return Rejection(code=error.code, message=error.message)
+    return _Ready(prompted, time.perf_counter() - start)
+
+
+def _field_result(
+    field: Field, choices: ChoicePlan, logits: tuple[float, ...], temperature: float
+) -> FieldResult:
+    probabilities = softmax(logits, temperature)
+    selected = int(np.argmax(logits))
+    ordered = sorted(logits, reverse=True)
+    is_score = field.kind is FieldKind.SCORE
+    return FieldResult(
+        kind=field.kind,
+        value=field.choices[selected],
+        scores=dict(zip(field.keys, probabilities, strict=True)),
+        logits=dict(zip(field.keys, logits, strict=True)),
+        margin=ordered[0] - ordered[1] if len(ordered) > 1 else None,
+        expected_value=sum(i * p for i, p in enumerate(probabilities)) if is_score else None,
+        code=choices.codes[selected] if choices.codes else None,
+    )
+
+
+def _one_of(kind: type[_Choice], value: str | None, name: str) -> _Choice | None:
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise ScorerError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from error

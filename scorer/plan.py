@@ -1,0 +1,225 @@
+"""A schema made ready for one tokenizer: documents in, token rows out.
+
+Everything that does not depend on the document is worked out once, on probe
+documents: codes and label paths at the real answer boundary, the number of
+control tokens, and the leading tokens that all documents share.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from weighbridge.scorer.chat import ChatTokenizer
+from weighbridge.scorer.encodings import (
+    ChoicePlan,
+    Encoding,
+    code_names,
+    plan_codes,
+    plan_labels,
+)
+from weighbridge.scorer.engine import Row, common_prefix
+from weighbridge.scorer.errors import CheckpointError, DocumentError
+from weighbridge.scorer.prompts import Layout, PromptText
+from weighbridge.scorer.schema import Field, Schema
+
+_PROBES = ("x", "1 y")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A document as token rows.
+
+    Attributes:
+        rows: All rows of all fields, field by field.
+        input_tokens: Tokens of the longest row.
+        resident_tokens: Leading tokens that it shares with other documents.
+    """
+
+    rows: tuple[Row, ...]
+    input_tokens: int
+    resident_tokens: int
+
+
+class SchemaPlan:
+    """The rows of a schema on one tokenizer, in one layout and encoding.
+
+    Args:
+        chat: Tokenizer and chat template of the checkpoint.
+        schema: The questions.
+        layout: What stands first.
+        encoding: What the model is asked to say.
+        system: System text of a trained contract, None for ours.
+        max_input_tokens: Most tokens a row may have: document, schema, field.
+
+    Raises:
+        CheckpointError: A code is not one ordinary token at the answer boundary.
+        SchemaError: Two labels are the same tokens.
+    """
+
+    def __init__(
+        self,
+        chat: ChatTokenizer,
+        schema: Schema,
+        *,
+        layout: Layout,
+        encoding: Encoding,
+        system: str | None,
+        max_input_tokens: int,
+    ) -> None:
+        self.schema = schema
+        self.max_input_tokens = max_input_tokens
+        self._chat = chat
+        self._encoding = encoding
+        widest = max(len(field.choices) for field in schema.fields)
+        codes = code_names(widest, chat.vocabulary) if encoding is Encoding.CODES else ()
+        self._text = PromptText(chat, schema, layout, encoding, codes, system)
+        self._probes = [
+            [chat.encode(self.prompt(probe, field)) for field in schema.fields] for probe in _PROBES
+        ]
+        self._check_boundary()
+        self.choices = tuple(
+            self._plan_field(field, codes, probe)
+            for field, probe in zip(schema.fields, self._probes[0], strict=True)
+        )
+
+    @cached_property
+    def resident(self) -> tuple[int, ...]:
+        """The leading tokens that the rows of nearly all documents share."""
+        probes = [row for probe in self._probes for row in probe]
+        return probes[0][: common_prefix(probes)]
+
+    def prompt(self, text: str, field: Field) -> str:
+        """Return the exact prompt text of one field, up to the answer boundary."""
+        return self._text.prompt(self._text.document(text), field)
+
+    def rows(self, text: str) -> Prompted:
+        """Turn a document into token rows.
+
+        Args:
+            text: The document.
+
+        Raises:
+            DocumentError: The document is empty, is not encodable, makes
+                control tokens, or is too long; nothing is ever cut.
+        """
+        check_text(text)
+        document = self._text.document(text)
+        rows: list[Row] = []
+        longest = 0
+        for field, choices, probe in zip(
+            self.schema.fields, self.choices, self._probes[0], strict=True
+        ):
+            prompt = self._chat.encode(self._text.prompt(document, field))
+            longest = max(longest, len(prompt) + choices.longest_path)
+            if longest > self.max_input_tokens:
+                raise DocumentError(
+                    f"a prompt must have at most {self.max_input_tokens} tokens, got {longest} "
+                    "(document, schema and field together)",
+                    code="document.too_long",
+                    hint="raise --max-input-tokens, or split the document",
+                )
+            self._chat.check_control_count(prompt, self._chat.control_count(probe))
+            rows.extend(
+                Row(prompt + branching.path, branching.candidates)
+                for branching in choices.branchings
+            )
+        # A document may merge with the text before it, and then shares less.
+        shared = all(row.tokens[: len(self.resident)] == self.resident for row in rows)
+        return Prompted(tuple(rows), longest, len(self.resident) if shared else 0)
+
+    def choice_logits(self, rows: list[np.ndarray]) -> list[tuple[float, ...]]:
+        """Return the logits of every field's choices from the logits of all rows."""
+        result: list[tuple[float, ...]] = []
+        first = 0
+        for choices in self.choices:
+            last = first + len(choices.branchings)
+            result.append(choices.logits(rows[first:last]))
+            first = last
+        return result
+
+    def _check_boundary(self) -> None:
+        """Require a control token between document and answer.
+
+        Text behind a control token is tokenized apart from text before it, so
+        what is planned on the probes holds for every document.
+        """
+        for first, second in zip(*self._probes, strict=True):
+            ending = 0
+            while (
+                ending < min(len(first), len(second)) and first[-1 - ending] == second[-1 - ending]
+            ):
+                ending += 1
+            if not self._chat.control_count(first[len(first) - ending :]):
+                raise CheckpointError(
+                    "a chat template must place a control token between the document and the "
+                    "answer, got none",
+                    hint="use an instruct model with its own chat template",
+                )
+
+    def _plan_field(
+        self, field: Field, codes: tuple[str, ...], boundary: tuple[int, ...]
+    ) -> ChoicePlan:
+        prompt = self.prompt(_PROBES[0], field)
+        if self._encoding is Encoding.CODES:
+            used = codes[: len(field.choices)]
+            return plan_codes(used, self._code_tokens(field, used, prompt, boundary))
+        words = [f" {self._chat.as_data(word)}" for word in field.words]
+        paths: list[tuple[int, ...]] = []
+        for word in words:
+            whole = self._chat.encode(prompt + word)
+            if whole[: len(boundary)] != boundary:
+                raise CheckpointError(
+                    f"the answer lead-in must keep its tokens when a label follows, "
+                    f"got a merge across it for label {word!r} of field {field.name!r}",
+                    hint="rename the field, or use --encoding codes",
+                )
+            paths.append(whole[len(boundary) :])
+        return plan_labels(field.name, words, paths, self._chat.end_of_turn)
+
+    def _code_tokens(
+        self, field: Field, codes: tuple[str, ...], prompt: str, boundary: tuple[int, ...]
+    ) -> list[int]:
+        tokens: list[int] = []
+        for code in codes:
+            whole = self._chat.encode(prompt + code)
+            answer = whole[len(boundary) :]
+            one = whole[: len(boundary)] == boundary and len(answer) == 1
+            if not one or answer[0] in self._chat.control_tokens:
+                raise CheckpointError(
+                    f"code {code!r} of field {field.name!r} must be exactly one ordinary token "
+                    f"at the answer boundary, got {len(answer)} tokens",
+                    hint="use --encoding labels with this tokenizer",
+                )
+            tokens.append(answer[0])
+        if len(set(tokens)) != len(tokens):
+            raise CheckpointError(
+                f"the codes of field {field.name!r} must be distinct tokens, got repeated ones",
+                hint="use --encoding labels with this tokenizer",
+            )
+        return tokens
+
+
+def check_text(text: str) -> None:
+    """Refuse a text that no tokenizer should see.
+
+    Raises:
+        DocumentError: `document.empty` or `document.encoding`.
+    """
+    if not text.strip():
+        raise DocumentError(
+            "a document must hold text, got an empty or blank one", code="document.empty"
+        )
+    if "\0" in text:
+        raise DocumentError(
+            f"a document must hold no NUL, got one at character {text.index(chr(0))}",
+            code="document.encoding",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DocumentError(
+            "a document must be Unicode text, got the lone surrogate "
+            f"U+{ord(text[error.start]):04X} at character {error.start}",
+            code="document.encoding",
+        ) from error

@@ -1,0 +1,150 @@
+"""A checkpoint that stays: tokenizer, plans and weights kept across documents and runs.
+
+Weights are loaded on first need, on the MLX thread, and at most one checkpoint
+holds weights at a time.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from functools import cached_property
+
+import numpy as np
+
+from weighbridge.scorer.backend import Backend, describe_backend, on_mlx_thread
+from weighbridge.scorer.chat import ChatTokenizer
+from weighbridge.scorer.checkpoint import CheckpointInfo, load_model
+from weighbridge.scorer.encodings import Encoding
+from weighbridge.scorer.engine import Engine, Mode, Row, Timings
+from weighbridge.scorer.plan import SchemaPlan
+from weighbridge.scorer.prompts import Layout
+from weighbridge.scorer.schema import Schema
+
+logger = logging.getLogger(__name__)
+
+PLAN_LIMIT = 16
+
+PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
+"""Largest relative difference between fork and recompute, by compute dtype."""
+
+
+class ResidentCheckpoint:
+    """One checkpoint in this process. Use `resident_checkpoint` to get it.
+
+    Args:
+        info: The checkpoint.
+        backend: What to compute with.
+    """
+
+    def __init__(self, info: CheckpointInfo, backend: Backend) -> None:
+        self.info = info
+        self.backend = backend
+        self.branching = True
+        self._engine: Engine | None = None
+        self._plans: OrderedDict[tuple[object, ...], SchemaPlan] = OrderedDict()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the weights are in memory."""
+        return self._engine is not None
+
+    @cached_property
+    def chat(self) -> ChatTokenizer:
+        """Tokenizer and chat template; needs no weights."""
+        return ChatTokenizer.load(self.info.folder)
+
+    def plan(
+        self, schema: Schema, layout: Layout, encoding: Encoding, max_input_tokens: int
+    ) -> SchemaPlan:
+        """Return the plan of a schema, made once and kept."""
+        key = (schema.sha256, layout, encoding, max_input_tokens)
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            widest = max(len(field.choices) for field in schema.fields)
+            contract = self.info.contract
+            plan = SchemaPlan(
+                self.chat,
+                schema,
+                layout=layout,
+                encoding=encoding,
+                system=contract.system(widest) if contract else None,
+                max_input_tokens=max_input_tokens,
+            )
+        self._plans[key] = plan
+        if len(self._plans) > PLAN_LIMIT:
+            self._plans.popitem(last=False)
+        return plan
+
+    def score(
+        self, rows: tuple[Row, ...], mode: Mode, batch_size: int | None, resident_tokens: int
+    ) -> tuple[list[np.ndarray], Timings]:
+        """Score the rows of one document, loading the weights on first need.
+
+        Call on the MLX thread.
+        """
+        engine = self._engine or self._load()
+        if not self.branching:
+            mode = Mode.INDEPENDENT
+        return engine.score(rows, mode=mode, batch_size=batch_size, resident_tokens=resident_tokens)
+
+    def release(self) -> None:
+        """Give the weights and all caches back."""
+        self._engine = None
+        on_mlx_thread(_clear_buffers)
+
+    def _load(self) -> Engine:
+        _make_room(self)
+        start = time.perf_counter()
+        logger.info("loading %s on %s", self.info.name, self.backend.name)
+        model = load_model(self.info.folder, self.backend.dtype)
+        engine = Engine(model, chunk=self.backend.chunk)
+        difference = engine.probe()
+        self.branching = difference <= PROBE_TOLERANCE[self.backend.dtype]
+        if not self.branching:
+            logger.warning(
+                "%s: a forked cache differs from recomputing by %.2g (relative), so every field "
+                "is computed on its own, which is slower",
+                self.info.name,
+                difference,
+            )
+        self._engine = engine
+        logger.info(
+            "loaded %s in %.1f s, %.2f GiB",
+            self.info.name,
+            time.perf_counter() - start,
+            _active_bytes() / 2**30,
+        )
+        return engine
+
+
+_residents: dict[tuple[str, str], ResidentCheckpoint] = {}
+_residents_lock = threading.Lock()
+
+
+def resident_checkpoint(info: CheckpointInfo) -> ResidentCheckpoint:
+    """Return this process's copy of a checkpoint, without loading its weights yet."""
+    backend = describe_backend()
+    with _residents_lock:
+        return _residents.setdefault(
+            (info.fingerprint, backend.dtype), ResidentCheckpoint(info, backend)
+        )
+
+
+def _make_room(wanted: ResidentCheckpoint) -> None:
+    for other in list(_residents.values()):
+        if other is not wanted and other.loaded:
+            logger.info("releasing %s", other.info.name)
+            other.release()
+
+
+def _clear_buffers() -> None:
+    import mlx.core as mx
+
+    mx.clear_cache()
+
+
+def _active_bytes() -> int:
+    import mlx.core as mx
+
+    return mx.get_active_memory()

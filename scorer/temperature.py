@@ -1,0 +1,382 @@
+"""The temperature that a checkpoint's logits are divided by, and where it comes from.
+
+A temperature is fitted for one set of weights, so it follows their identity: the adapter
+hash in `READY.json` beside merged weights, else a model id with its full revision. The
+table is the published policy of the Bespoke Nimble releases. Scaling happens once, on the
+candidate logits; the logits that are stored and the selected choice never change.
+"""
+
+import json
+import logging
+import math
+import numbers
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from weighbridge.scorer.errors import ScorerError, TemperatureError, quoted, shown
+
+_logger = logging.getLogger("weighbridge.scorer.temperature")
+
+READY_FILE = "READY.json"
+
+
+class TemperatureKind(StrEnum):
+    """How far a temperature can be trusted.
+
+    FITTED on held-out answers of these very weights; TRANSFERRED from other weights;
+    UNFITTED for a known release that came without one; EXPLICIT when the caller gave it;
+    DEFAULT when nothing is known about the checkpoint.
+    """
+
+    FITTED = "fitted"
+    TRANSFERRED = "transferred"
+    UNFITTED = "unfitted"
+    EXPLICIT = "explicit"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A temperature with its provenance.
+
+    Attributes:
+        value: Finite and above 0.
+        source: A sentence for people: where the value came from.
+        warning: What looks like a mistake in how the checkpoint was named, or None.
+    """
+
+    value: float
+    kind: TemperatureKind
+    source: str
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class _Release:
+    """A published checkpoint; `revision` None means that any revision is meant."""
+
+    title: str
+    adapter_sha256: str
+    value: float
+    kind: TemperatureKind
+    model_id: str | None = None
+    revision: str | None = None
+
+
+_NIMBLE_V1 = _Release(
+    title="Bespoke-Nimble-9B v1",
+    adapter_sha256="ba7e28acb97f973e80fa51f3aa6fc6f75ea4081b89632ed45d8e5f3a1d7bfa6b",
+    value=2.179078721266035,
+    kind=TemperatureKind.FITTED,
+    model_id="bespokelabs/Bespoke-Nimble-9B",
+    revision="93ec5d6ff1a9cd31d6cc0e0c58d312465d36de7c",
+)
+_RELEASES = (
+    _NIMBLE_V1,
+    _Release(
+        title="Bespoke-Nimble-9B-v2",
+        adapter_sha256="1bd126be997be6d9a0c25ce483ccf858c31b3422d480c33f02ba47b614be68ae",
+        value=_NIMBLE_V1.value,
+        kind=TemperatureKind.TRANSFERRED,
+        model_id="bespokelabs/Bespoke-Nimble-9B-v2",
+    ),
+    _Release(
+        title="the latest Bespoke-Nimble release",
+        adapter_sha256="29ef39b072dee97287947455337879c1e916705c2f727287922a2d81f5e2f20a",
+        value=1.0,
+        kind=TemperatureKind.UNFITTED,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What READY.json says of the weights it lies beside."""
+
+    adapter_sha256: str | None = None
+    model: str | None = None
+    revision: str | None = None
+
+
+def resolve_temperature(
+    folder: str | Path | None = None,
+    *,
+    model_id: str | None = None,
+    revision: str | None = None,
+    temperature: float | None = None,
+    allow_uncalibrated: bool = False,
+) -> Temperature:
+    """Decide the temperature of a checkpoint, and say why.
+
+    What lies beside the weights beats what the caller says. An adapter hash decides alone:
+    one that is in no table means the default, whatever model id comes with it.
+    `base_model` and `base_revision` in READY.json never select.
+
+    Args:
+        folder: The checkpoint's folder, which may hold READY.json.
+        model_id: The hub id the checkpoint came from, letter for letter.
+        revision: Its full commit hash; a short one never matches.
+        temperature: A value that overrides the checkpoint's own.
+        allow_uncalibrated: Permit `temperature=1.0` where a transferred one is known.
+
+    Returns:
+        The temperature. Its warning, if any, is logged too.
+
+    Raises:
+        TemperatureError: When the temperature is not usable or is refused, the folder is
+            not there, or READY.json cannot be trusted.
+    """
+    given = None if temperature is None else validate_temperature(temperature)
+    ready = Ready() if folder is None else read_ready(Path(folder))
+    model, commit = _identity(ready, model_id, revision)
+    release, recognised_by = _recognise(ready, model, commit)
+    if given is None:
+        resolved = _own_temperature(release, recognised_by, ready, model, commit)
+    else:
+        if (
+            release is not None
+            and release.kind == TemperatureKind.TRANSFERRED
+            and given == 1.0
+            and not allow_uncalibrated
+        ):
+            raise TemperatureError(
+                f"temperature must not be 1.0 for {release.title}, whose scores need "
+                f"{release.value}, unless allow_uncalibrated is set",
+                hint=f"leave the temperature out to use {release.value}, or pass "
+                "allow_uncalibrated to see unscaled scores on purpose",
+            )
+        resolved = Temperature(given, TemperatureKind.EXPLICIT, "given by the caller")
+    warnings = [
+        *_near_misses(release, ready, model, commit, chosen=given is not None),
+        *_contradictions(release, ready, model_id, revision),
+    ]
+    if not warnings:
+        return resolved
+    warning = "; ".join(warnings)
+    _logger.warning("temperature %s (%s): %s", resolved.value, resolved.kind, warning)
+    return Temperature(resolved.value, resolved.kind, resolved.source, warning)
+
+
+def validate_temperature(value: object) -> float:
+    """Return `value` as a float.
+
+    Raises:
+        TemperatureError: Unless it is a real number, finite and above 0. Booleans and
+            texts are refused even when they look like one.
+    """
+    number, received = math.nan, ""
+    # NumPy's booleans are no numbers.Real, Python's are.
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            # Such a number may also be too long to be written out.
+            received = "a number too large for float64"
+    if math.isfinite(number) and number > 0:
+        return number
+    raise TemperatureError(
+        f"temperature must be a number, finite and above 0, got {received or f'{value!r:.80}'}",
+        hint="give a number such as 1.0, or leave it out to use the checkpoint's own",
+    )
+
+
+def softmax(logits: Sequence[float], temperature: float) -> tuple[float, ...]:
+    """Turn the logits of a field's choices into probabilities, in float64.
+
+    Order is kept, but a high temperature or underflow can make different logits equal
+    here: take the selected choice from the logits.
+
+    Args:
+        logits: One per choice, (K,), finite.
+        temperature: Divides the logits; finite and above 0.
+
+    Returns:
+        K probabilities that sum to 1 within 1e-12.
+
+    Raises:
+        ScorerError: When there is no logit, or one is not finite.
+        TemperatureError: When the temperature is not usable.
+    """
+    scale = validate_temperature(temperature)
+    values = [float(logit) for logit in logits]
+    if not values:
+        raise ScorerError("softmax needs at least one logit, got none")
+    for position, value in enumerate(values):
+        if not math.isfinite(value):
+            raise ScorerError(f"logits must be finite, got {value} at position {position}")
+    top = max(values)
+    # Shifted before dividing: a tiny temperature then gives -inf and 0, never an overflow.
+    weights = [math.exp((value - top) / scale) for value in values]
+    total = math.fsum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+def _identity(
+    ready: Ready, model_id: str | None, revision: str | None
+) -> tuple[str | None, str | None]:
+    """Combine READY.json's names with the caller's, the file's first."""
+    if ready.model is None:
+        return model_id, ready.revision or revision
+    # The caller's revision is one of the caller's model, so it cannot complete another's name.
+    same_model = model_id is None or model_id == ready.model
+    return ready.model, ready.revision or (revision if same_model else None)
+
+
+def _recognise(
+    ready: Ready, model: str | None, revision: str | None
+) -> tuple[_Release | None, str]:
+    """Find the release that this checkpoint is, and what told so."""
+    if ready.adapter_sha256 is not None:
+        by_adapter = {release.adapter_sha256: release for release in _RELEASES}
+        return by_adapter.get(ready.adapter_sha256), f"the adapter hash in {READY_FILE}"
+    release = _named(model, revision)
+    any_revision = release is not None and release.revision is None
+    return release, "its model id" if any_revision else "its model id and revision"
+
+
+def _named(model: str | None, revision: str | None) -> _Release | None:
+    for release in _RELEASES:
+        if model is not None and release.model_id == model:
+            return release if release.revision in (None, revision) else None
+    return None
+
+
+def _own_temperature(
+    release: _Release | None,
+    recognised_by: str,
+    ready: Ready,
+    model: str | None,
+    revision: str | None,
+) -> Temperature:
+    if release is not None:
+        how = {
+            TemperatureKind.FITTED: f"fitted on {release.title}",
+            TemperatureKind.TRANSFERRED: f"transferred from {_NIMBLE_V1.title} to "
+            f"{release.title}, not fitted on it",
+            TemperatureKind.UNFITTED: f"none: {release.title} was released without one",
+        }[release.kind]
+        return Temperature(release.value, release.kind, f"{how}; recognised by {recognised_by}")
+    if ready.adapter_sha256 is not None:
+        what = f"the adapter {ready.adapter_sha256[:12]}…"
+    elif model is None:
+        what = "a checkpoint without a model id"
+    else:
+        what = quoted(model) + ("" if revision is None else f" at revision {quoted(revision)}")
+    return Temperature(1.0, TemperatureKind.DEFAULT, f"default: no temperature is known for {what}")
+
+
+def _near_misses(
+    release: _Release | None,
+    ready: Ready,
+    model: str | None,
+    revision: str | None,
+    *,
+    chosen: bool,
+) -> list[str]:
+    """Say which name almost selects a temperature; `chosen` when the caller gave one."""
+    if release is not None or ready.adapter_sha256 is not None or model is None:
+        return []
+    for known in _RELEASES:
+        if known.model_id is None or _folded(model) != _folded(known.model_id):
+            continue
+        found: list[str] = []
+        if model != known.model_id:
+            found.append(
+                f"model id {quoted(model)} differs from {quoted(known.model_id)} in letter case "
+                f"or space, so it does not select T={known.value}"
+            )
+        if known.revision is not None and revision != known.revision:
+            found.extend(_near_revision(known.revision, known.value, revision, chosen=chosen))
+        return found
+    return []
+
+
+def _near_revision(known: str, value: float, revision: str | None, *, chosen: bool) -> list[str]:
+    """Compare a revision that is not `known`; another full revision is no mistake."""
+    needs = f"only the full 40-character revision {known} selects T={value}"
+    if revision is None or not _folded(revision):
+        return [] if chosen else [f"no revision is given, {needs}"]
+    if _folded(revision) == known:
+        came = f"revision {quoted(revision)} differs in letter case or space"
+        return [f"{came}, {needs}"]
+    if len(_folded(revision)) >= 4 and known.startswith(_folded(revision)):
+        return [f"revision {quoted(revision)} is short, {needs}"]
+    if chosen or re.fullmatch("[0-9a-f]{40}", _folded(revision)):
+        return []
+    return [f"revision {quoted(revision)} is not a commit hash, {needs}"]
+
+
+def _contradictions(
+    release: _Release | None, ready: Ready, model_id: str | None, revision: str | None
+) -> list[str]:
+    """Say when the caller's names are overruled by READY.json."""
+    if ready.adapter_sha256 is not None:
+        claimed = _named(ready.model or model_id, ready.revision or revision)
+        if claimed is None or claimed == release:
+            return []
+        return [
+            f"the adapter hash in {READY_FILE} is not that of {claimed.title}, "
+            f"so the names that say so are not followed"
+        ]
+    pairs = (("model id", model_id, ready.model), ("revision", revision, ready.revision))
+    return [
+        f"{READY_FILE} has {what} {quoted(written)}, so {quoted(said)} is not followed"
+        for what, said, written in pairs
+        if said is not None and written is not None and said != written
+    ]
+
+
+def _folded(text: str) -> str:
+    return text.strip().casefold()
+
+
+def read_ready(folder: Path) -> Ready:
+    """Read READY.json of a checkpoint folder; an absent file says nothing."""
+    path = folder / READY_FILE
+    where = quoted(str(path), limit=200)[1:-1]
+    hint = f"restore {READY_FILE} from the release, or remove it to use the default temperature"
+    try:
+        if not folder.is_dir():
+            raise TemperatureError(
+                f"the checkpoint must be a folder, got {quoted(str(folder), limit=200)}",
+                hint="give the folder that holds config.json and the weights",
+            )
+        data = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_once)
+    except FileNotFoundError:
+        return Ready()
+    except json.JSONDecodeError as error:
+        raise TemperatureError(
+            f"{where} must be JSON, got at line {error.lineno}, column {error.colno}: {error.msg}",
+            hint=hint,
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TemperatureError(
+            f"{where} must be a readable UTF-8 JSON file, got: {reason}", hint=hint
+        ) from error
+    if not isinstance(data, dict):
+        raise TemperatureError(f"{where} must hold a JSON object, got {shown(data)}", hint=hint)
+    adapter = data.get("adapter_sha256")
+    if adapter is not None:
+        if not isinstance(adapter, str) or not re.fullmatch("[0-9a-fA-F]{64}", adapter):
+            raise TemperatureError(
+                f'{where}: "adapter_sha256" must be 64 hex digits, got {shown(adapter)}', hint=hint
+            )
+        adapter = adapter.lower()
+    for key in ("model", "revision"):
+        value = data.get(key)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise TemperatureError(
+                f'{where}: "{key}" must be a text that is not blank, got {shown(value)}', hint=hint
+            )
+    return Ready(adapter, data.get("model"), data.get("revision"))
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key that came twice")
+    return made

@@ -1,0 +1,205 @@
+"""Which documents a run scores next: skip the decided, claim, cut into batches.
+
+Knows the store, not the model. Holds a window of documents in memory at a time.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from weighbridge.db.store import Store
+from weighbridge.tasks.sources import BadRecord, Document
+
+WINDOW = 256
+"""Records looked up in the store at once."""
+
+MAX_BATCH = 256
+
+MAX_FREE = 1000
+"""Records that need no model and are recorded together at most."""
+
+TARGET_SECONDS = 2.0
+WAIT_SECONDS = 0.5
+
+
+def text_sha256(text: str) -> str:
+    """Hash the exact code points of a text."""
+    return sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is scored and recorded together.
+
+    Attributes:
+        to_score: One document for each distinct text that this run claimed.
+        decided: Documents whose answers are in the store, or will be with this
+            batch, because the same text is in `to_score`.
+        bad: Records that are no documents.
+    """
+
+    to_score: tuple[Document, ...]
+    decided: tuple[Document, ...]
+    bad: tuple[BadRecord, ...]
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.to_score) + len(self.decided) + len(self.bad)
+
+
+class BatchSizer:
+    """Chooses batch sizes so that a batch takes about two seconds.
+
+    Small enough that kill -9 loses little, large enough that Prefect and SQLite
+    cost little beside it.
+
+    Args:
+        fixed: A size that always applies, None to adapt.
+    """
+
+    def __init__(self, fixed: int | None = None) -> None:
+        self._fixed = fixed
+        self._size = fixed or 8
+
+    @property
+    def size(self) -> int:
+        """Documents of the next batch."""
+        return self._size
+
+    def observe(self, documents: int, seconds: float) -> None:
+        """Take note of how long a batch took; at most doubles the size."""
+        if self._fixed is None and documents and seconds > 0:
+            wanted = round(documents * TARGET_SECONDS / seconds)
+            self._size = max(1, min(wanted, 2 * self._size, MAX_BATCH))
+
+
+@dataclass
+class _Pending:
+    """Records that wait for the next batch."""
+
+    to_score: dict[str, Document] = field(default_factory=dict[str, Document])
+    decided: list[Document] = field(default_factory=list[Document])
+    twins: list[Document] = field(default_factory=list[Document])
+    bad: list[BadRecord] = field(default_factory=list[BadRecord])
+
+    @property
+    def free(self) -> int:
+        """Records that need no model."""
+        return len(self.decided) + len(self.bad)
+
+    def add(self, document: Document, digest: str) -> None:
+        """Add a document that needs scoring; a text already waiting is scored once."""
+        if digest in self.to_score:
+            self.twins.append(document)
+        else:
+            self.to_score[digest] = document
+
+
+def plan_batches(
+    store: Store,
+    run_id: int,
+    records: Iterable[Document | BadRecord],
+    sizer: BatchSizer,
+) -> Iterator[Batch]:
+    """Cut the records of a run into batches.
+
+    Records that a run recorded before it was interrupted are skipped. Texts that
+    another live run is scoring right now wait until that run has decided them or
+    lets go of them.
+
+    Args:
+        store: The store of the run.
+        run_id: The run.
+        records: Its records, streamed.
+        sizer: Told by the caller how long batches take.
+    """
+    pending = _Pending()
+    deferred: dict[str, list[Document]] = {}
+    for window in _windows(records, store.recorded_positions(run_id)):
+        _sort_window(store, run_id, window, pending)
+        while len(pending.to_score) >= sizer.size or pending.free >= MAX_FREE:
+            yield from _next_batch(store, run_id, pending, sizer.size, deferred)
+        if len(deferred) >= WINDOW:
+            _retry_deferred(store, run_id, pending, deferred)
+    while pending.to_score or pending.decided or pending.bad or deferred:
+        yield from _next_batch(store, run_id, pending, sizer.size, deferred)
+        if deferred and not pending.to_score:
+            _retry_deferred(store, run_id, pending, deferred)
+
+
+def _windows(
+    records: Iterable[Document | BadRecord], recorded: set[int]
+) -> Iterator[list[Document | BadRecord]]:
+    window: list[Document | BadRecord] = []
+    for record in records:
+        if record.position in recorded:
+            continue
+        window.append(record)
+        if len(window) == WINDOW:
+            yield window
+            window = []
+    if window:
+        yield window
+
+
+def _sort_window(
+    store: Store, run_id: int, window: list[Document | BadRecord], pending: _Pending
+) -> None:
+    documents: list[tuple[Document, str]] = []
+    for record in window:
+        if isinstance(record, BadRecord):
+            pending.bad.append(record)
+        else:
+            documents.append((record, text_sha256(record.text)))
+    decided = store.decided(run_id, [digest for _, digest in documents])
+    for document, digest in documents:
+        if digest in decided:
+            pending.decided.append(document)
+        else:
+            pending.add(document, digest)
+
+
+def _next_batch(
+    store: Store,
+    run_id: int,
+    pending: _Pending,
+    size: int,
+    deferred: dict[str, list[Document]],
+) -> Iterator[Batch]:
+    """Claim up to `size` texts and yield them with everything that needs no model."""
+    chosen = dict(list(pending.to_score.items())[:size])
+    granted = store.claim(run_id, list(chosen)) if chosen else set[str]()
+    for digest, document in chosen.items():
+        del pending.to_score[digest]
+        if digest not in granted:
+            deferred.setdefault(digest, []).append(document)
+    twins, pending.twins = pending.twins, []
+    decided, pending.decided = pending.decided, []
+    for twin in twins:
+        digest = text_sha256(twin.text)
+        if digest in granted:
+            decided.append(twin)
+        elif digest in deferred:
+            deferred[digest].append(twin)
+        else:
+            pending.twins.append(twin)
+    bad, pending.bad = pending.bad, []
+    to_score = tuple(document for digest, document in chosen.items() if digest in granted)
+    if to_score or decided or bad:
+        yield Batch(to_score=to_score, decided=tuple(decided), bad=tuple(bad))
+
+
+def _retry_deferred(
+    store: Store, run_id: int, pending: _Pending, deferred: dict[str, list[Document]]
+) -> None:
+    """Wait a moment, then look again at what another run was scoring."""
+    time.sleep(WAIT_SECONDS)
+    decided = store.decided(run_id, list(deferred))
+    for digest, documents in deferred.items():
+        for document in documents:
+            if digest in decided:
+                pending.decided.append(document)
+            else:
+                pending.add(document, digest)
+    deferred.clear()

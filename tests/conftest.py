@@ -1,0 +1,101 @@
+"""What all tests share: a private place for every file, no network, one Prefect server."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+NO_NETWORK = TESTS / "no_network"
+
+# Before anything imports Prefect or opens a socket.
+os.environ["DO_NOT_TRACK"] = "1"
+os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
+os.environ["HF_HUB_OFFLINE"] = "1"
+runpy.run_path(str(NO_NETWORK / "sitecustomize.py"))
+
+import pytest  # noqa: E402
+
+CASES = TESTS / "cases"
+CACHE = Path(os.environ.get("WEIGHBRIDGE_CACHE", "")) if "WEIGHBRIDGE_CACHE" in os.environ else None
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Path:
+    """Return the real embedded checkpoint, from the cache that a user has too."""
+    from weighbridge.scorer.backend import on_mlx_thread
+    from weighbridge.scorer.embedded import embedded_checkpoint
+    from weighbridge.tasks.settings import user_folder
+
+    return on_mlx_thread(embedded_checkpoint, CACHE or user_folder("cache"))
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a real Prefect server with a database of its own; return its API's URL."""
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
+    from prefect.testing.utilities import prefect_test_harness
+
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        # A sync flow otherwise waits up to a second at its end for a heartbeat.
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
+        yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture
+def weighbridge(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the real command in a process of its own, with no way out of this machine.
+
+    The store is `tmp_path/store.db`. Tests marked `prefect` report to the session's
+    server.
+    """
+    environment = command_environment(tmp_path)
+    if request.node.get_closest_marker("prefect"):
+        environment["PREFECT_API_URL"] = request.getfixturevalue("prefect_server")
+
+    def run(
+        *arguments: str, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "weighbridge.deployments.cli", *arguments],
+            env={**environment, **(env or {})},
+            cwd=options.pop("cwd", tmp_path),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=options.pop("timeout", 300),
+            **options,
+        )
+
+    return run
+
+
+def command_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a command whose files all lie in one folder."""
+    from weighbridge.tasks.settings import user_folder
+
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("WEIGHBRIDGE_", "PREFECT_", "XDG_"))
+    }
+    return {
+        **kept,
+        "PYTHONPATH": str(NO_NETWORK),
+        "PREFECT_HOME": str(folder / "prefect"),
+        "WEIGHBRIDGE_CACHE": str(CACHE or user_folder("cache")),
+        "WEIGHBRIDGE_DATABASE_URL": f"sqlite:///{folder / 'store.db'}",
+        "HOME": str(folder),
+    }

@@ -1,0 +1,109 @@
+"""What is printed cannot act on the terminal, and is whole in a pipe."""
+
+import io
+import json
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weighbridge.deployments import console
+from weighbridge.deployments.console import Column, printable
+
+COLUMNS = (Column("position", "right"), Column("value"), Column("probability", "right", digits=3))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("\x9b31m\x7f\x00", "\\x9b31m\\x7f\\x00"),
+        ("\u202eevil\u2066\u2028", "\\u202eevil\\u2066\\u2028"),
+        ("\ud800\ufeff\U000e0041", "\\ud800\\ufeff\\U000e0041"),
+        # Family emoji, Persian with a non-joiner and Hebrew are text, not controls.
+        ("👩‍👩‍👧 می‌خواهم שלום \\n é", "👩‍👩‍👧 می‌خواهم שלום \\n é"),
+    ],
+)
+def test_printable_escapes_controls_and_keeps_text(text: str, shown: str):
+    assert printable(text) == shown
+
+
+def controls(text: str) -> list[str]:
+    return re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
+@given(st.text(), st.text())
+def test_json_is_safe_and_equal(key: str, text: str):
+    out = io.StringIO()
+    original, sys.stdout = sys.stdout, out
+    try:
+        console.print_json([{key: text}])
+    finally:
+        sys.stdout = original
+    assert controls(out.getvalue()) == []
+    out.getvalue().encode()  # no surrogate is left
+    assert json.loads(out.getvalue()) == [{key: text}]
+
+
+def test_json_refuses_what_json_cannot_hold():
+    with pytest.raises(ValueError, match="JSON"):
+        console.print_json({"p": float("nan")})
+
+
+def test_a_table_in_a_pipe_is_aligned_and_whole(capsys: pytest.CaptureFixture[str]):
+    long = "word " * 40 + "end"
+    rows = [
+        {"position": 0, "value": "日本", "probability": 0.98765},
+        {"position": 10, "value": long, "probability": None},
+    ]
+    console.print_table(COLUMNS, rows)
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.startswith("position  value")
+    assert first.startswith("       0  日本  ")
+    assert first.endswith("        0.988")
+    assert second == f"      10  {long}"
+
+
+def test_a_table_on_a_terminal_folds_and_drops_nothing(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    value = "[bold]" + "x" * 150
+    console.print_table(COLUMNS, [{"position": 3, "value": value, "probability": 0.5}])
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert plain != terminal.getvalue()  # the header is bold
+    assert max(map(len, plain.splitlines())) <= 80
+    assert "…" not in plain
+    # The folded value, put together again from its column.
+    assert re.sub(r"[\s\d.]|position|value|probability", "", plain) == value
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    coloured = Terminal()
+    monkeypatch.setattr(sys, "stderr", coloured)
+    console.print_error("a")
+    assert "31" not in coloured.getvalue()
+
+
+def test_answers_and_notes_take_different_streams(capsys: pytest.CaptureFixture[str]):
+    console.print_answer("answer\x1b")
+    console.print_pairs([("a", "1\x1b"), ("long", "")])
+    console.print_note("note [x] \x1b" + "y" * 200)
+    console.print_error("broken \x1b")
+    console.print_hint("first\nsecond")
+    out, err = capsys.readouterr()
+    assert out == "answer\\x1b\na     1\\x1b\nlong\n"
+    assert err == (
+        "note [x] \\x1b" + "y" * 200 + "\nerror: broken \\x1b\nhint: first\nhint: second\n"
+    )
