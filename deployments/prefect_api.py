@@ -96,8 +96,10 @@ def is_loopback(url: str) -> bool:
 
 
 def _answers(url: str) -> bool:
+    # A proxy of the environment must not be asked about this machine.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=2) as response:  # noqa: S310
+        with direct.open(f"{url.rstrip('/')}/health", timeout=2) as response:
             return response.status == 200
     except (OSError, ValueError, urllib.error.URLError):
         return False

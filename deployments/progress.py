@@ -65,20 +65,30 @@ def progress_bar() -> Generator["Listener"]:
 
 
 class _Lines:
-    """Prints a line now and then, for logs."""
+    """Prints a line now and then, for logs; the end is told by who started the flow."""
 
     def __init__(self) -> None:
         self._began: tuple[float, int] | None = None
-        self._last = time.monotonic()
+        self._last = 0.0
 
     def __call__(self, progress: "Progress") -> None:
         if progress.total is None:
             return
         now = time.monotonic()
-        began, first = self._began = self._began or (now, progress.done)
-        if now - self._last < LINE_SECONDS and progress.done < progress.total:
+        if self._began is None:
+            self._began, self._last = (now, progress.done), now
+        left = progress.total - progress.done
+        if not left or now - self._last < LINE_SECONDS:
             return
         self._last = now
-        rate = (progress.done - first) / (now - began) if now > began else 0.0
-        left = f", {(progress.total - progress.done) / rate:.0f} s left" if rate else ""
-        print_note(f"{progress.done} of {progress.total} documents, {rate:.1f} documents/s{left}")
+        began, first = self._began
+        rate = (progress.done - first) / (now - began)
+        line = f"{progress.done} of {progress.total} documents, {rate:.1f} documents/s"
+        print_note(f"{line}, {_duration(left / rate)} left" if rate else line)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

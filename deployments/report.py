@@ -1,40 +1,60 @@
 """What the scoring commands print when a run is done."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from weighbridge.deployments.console import Column, print_hint, print_note, print_table
+from weighbridge.deployments.console import Column, print_note, print_table
 
-ANSWER_COLUMNS = (
-    Column("id"),
+if TYPE_CHECKING:
+    from weighbridge.db import FieldValue, ResultRow
+
+_ANSWER_COLUMNS = (
     Column("field"),
     Column("value"),
     Column("probability", "right", digits=3),
     Column("margin", "right", digits=2),
 )
-
 _DISTRIBUTION_COLUMNS = (
     Column("field"),
     Column("value"),
     Column("documents", "right"),
     Column("share"),
-    Column("probability", "right", digits=2),
+    Column("mean probability", "right", digits=2),
 )
 _BAR_WIDTH = 20
+_TEXT_WIDTH = 24
 
 
-def print_outcome(database_url: str, outcome: dict[str, Any]) -> None:
-    """Print how often each answer was given, then what became of the documents.
+def print_answers(answers: "Sequence[ResultRow]") -> None:
+    """Print the answers to one document, a field a line."""
+    if answers:
+        print_table(_ANSWER_COLUMNS, answers)
+
+
+def print_answers_side_by_side(
+    answers: "Sequence[ResultRow]", texts: Mapping[int, str], *, documents: int
+) -> None:
+    """Print the answers to the first documents, a document a line.
 
     Args:
-        database_url: The store.
-        outcome: What the flow returned.
+        answers: Of a run, in the order of documents and fields.
+        texts: The documents, by position.
+        documents: How many to show.
     """
-    from weighbridge.db.engine import open_engine
-    from weighbridge.db.queries import answer_distribution
+    rows: dict[int, dict[str, str | None]] = {}
+    for answer in answers:
+        position = answer["position"]
+        if position not in rows:
+            if len(rows) == documents:
+                break
+            rows[position] = {"id": answer["external_id"], "text": _beginning(texts[position])}
+        rows[position][answer["field"]] = f"{answer['value']} {answer['probability']:.2f}"
+    fields = dict.fromkeys(answer["field"] for answer in answers)
+    print_table([Column(name) for name in ("id", "text", *fields)], rows.values())
 
-    engine = open_engine(database_url, readonly=True)
-    answers = answer_distribution(engine, outcome["run_id"])
-    engine.dispose()
+
+def print_distribution(answers: "Sequence[FieldValue]") -> None:
+    """Print how often each answer was given."""
     totals: dict[str, int] = {}
     for answer in answers:
         totals[answer.field] = totals.get(answer.field, 0) + answer.count
@@ -46,46 +66,34 @@ def print_outcome(database_url: str, outcome: dict[str, Any]) -> None:
                     "field": answer.field,
                     "value": answer.value,
                     "documents": answer.count,
-                    "share": "█" * max(round(_BAR_WIDTH * answer.count / totals[answer.field]), 1),
-                    "probability": answer.mean_probability,
+                    "share": _share(answer.count / totals[answer.field]),
+                    "mean probability": answer.mean_probability,
                 }
                 for answer in answers
             ],
         )
-    _print_closing(outcome)
 
 
-def print_answers(
-    database_url: str, outcome: dict[str, Any], *, documents: int | None = None
-) -> None:
-    """Print the answers of a run, then what became of the documents.
+def print_closing(outcome: Mapping[str, Any]) -> None:
+    """Print what became of the documents, at which temperature, and where it is kept.
 
     Args:
-        database_url: The store.
         outcome: What the flow returned.
-        documents: Only those of the first so many documents.
     """
-    from weighbridge.db.engine import open_engine
-    from weighbridge.db.queries import results
-
-    engine = open_engine(database_url, readonly=True)
-    rows = results(engine, outcome["run_id"])
-    engine.dispose()
-    if documents is not None:
-        rows = [row for row in rows if row["position"] < documents]
-    print_table(ANSWER_COLUMNS, [{**row, "id": row["external_id"]} for row in rows])
-    _print_closing(outcome)
-
-
-def _print_closing(outcome: dict[str, Any]) -> None:
-    run = outcome["run_id"]
+    run, documents = outcome["run_id"], outcome["documents"]
     print_note(
-        f"run {run}: {outcome['documents']} documents, {outcome['scored']} scored, "
-        f"{outcome['reused']} reused, {outcome['rejected']} rejected "
+        f"run {run}: {documents} document{'' if documents == 1 else 's'}, "
+        f"{outcome['scored']} scored, {outcome['reused']} reused, {outcome['rejected']} rejected "
         f"in {outcome['seconds']:.1f} s ({outcome['documents_per_second']:.1f} documents/s)"
     )
     print_note(f"temperature {outcome['temperature']:g} ({outcome['temperature_kind']})")
     print_note(f"kept in {outcome['database']}")
-    if outcome["rejected"]:
-        print_hint(f"weighbridge rejected {run} says what was rejected and why")
-    print_hint(f"weighbridge results {run} shows the answers; see also runs, query --help")
+
+
+def _beginning(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT_WIDTH else f"{line[: _TEXT_WIDTH - 1]}…"
+
+
+def _share(share: float) -> str:
+    return f"{'█' * max(round(_BAR_WIDTH * share), 1):<{_BAR_WIDTH}} {share:4.0%}"

@@ -49,17 +49,15 @@ class ProgressArtifact:
 def publish_summary(run: Run, temperature: Temperature) -> RunSummary:
     """Publish the summary of a finished run and, if there are any, its rejected codes."""
     summary = run_summary(run.engine, run.run_id)
+    answers = answer_distribution(run.engine, run.run_id)
+    timings = batches(run.engine, run.run_id)
+    codes = rejected_codes(run.engine, run.run_id)
+    run.engine.dispose()
     create_markdown_artifact(
         key=f"run-{summary.run_id}-summary",
-        markdown=summary_markdown(
-            summary,
-            temperature,
-            answer_distribution(run.engine, run.run_id),
-            batches(run.engine, run.run_id),
-        ),
+        markdown=summary_markdown(summary, temperature, answers, timings),
         description=f"run {summary.run_id}: answers, timings, temperature",
     )
-    codes = rejected_codes(run.engine, run.run_id)
     if codes:
         create_table_artifact(
             key=f"run-{summary.run_id}-rejected",
@@ -90,7 +88,7 @@ def summary_markdown(
         f"Checkpoint `{summary.checkpoint}`, {summary.backend}; layout {summary.layout}, "
         f"encoding {summary.encoding}.",
         "",
-        f"Temperature **{temperature.value:g}** ({temperature.kind}): {temperature.source}",
+        f"Temperature **{temperature.value:g}** ({temperature.source})",
         "",
         "## Answers",
         "",

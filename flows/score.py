@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from weighbridge.db.location import display_url, store_path
 from weighbridge.flows.artifacts import ProgressArtifact, publish_summary
 from weighbridge.flows.progress import Progress, report
-from weighbridge.tasks.planning import BatchSizer, plan_batches
-from weighbridge.tasks.recording import record_batch, recorded_run
+from weighbridge.tasks.planning import Batch
+from weighbridge.tasks.recording import Run, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
-from weighbridge.tasks.scoring import ScorerSpec, open_scorer, score_batch
+from weighbridge.tasks.scoring import ScorerSpec, score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document, read_documents
 from weighbridge.tasks.temperature import resolve_temperature
@@ -128,32 +128,25 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
     spec = request.scorer()
     schema = validate_schema(request.schema_)
     temperature = resolve_temperature(spec)
-    scorer = open_scorer(spec, settings)
-    scorer.plan(schema)
     report(Progress("counting documents"))
     total = sum(1 for _ in _records(request))
-    sizer = BatchSizer(request.batch_size)
     with recorded_run(
-        settings.database_url,
-        schema=schema,
-        scorer=scorer,
-        temperature=temperature,
+        schema,
+        spec,
+        temperature,
         documents=request.source or request.documents,
+        database_url=settings.database_url,
         total=total,
-        mode=request.mode,
         rescore=request.rescore,
         store_text=request.store_text,
     ) as run:
         logger.info("run %d%s", run.run_id, " continues" if run.continued else "")
         done = len(run.store.recorded_positions(run.run_id))
         progress = ProgressArtifact(run.run_id, total)
-        for batch in plan_batches(run.store, run.run_id, _records(request), sizer):
-            report(Progress("scoring" if batch.to_score else "recording", done, total))
-            scoring_started = datetime.now(UTC)
-            texts = [document.text for document in batch.to_score]
-            results = score_batch(texts, schema, spec) if texts else []
-            sizer.observe(len(texts), (datetime.now(UTC) - scoring_started).total_seconds())
-            record_batch(run, batch, results, scoring_started)
+        for batch in run.batches(_records(request), request.batch_size):
+            report(Progress(_stage(run, batch), done, total))
+            results = score_batch(batch.texts, schema, spec) if batch.texts else []
+            record_batch(run, batch, results)
             done += len(batch)
             progress.update(done)
             report(Progress("scoring", done, total))
@@ -170,9 +163,15 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
         "documents_per_second": round(summary.documents / seconds, 3),
         "temperature": temperature.value,
         "temperature_kind": temperature.kind.value,
-        "model_loaded": scorer.model_loaded,
+        "model_loaded": run.scorer.model_loaded,
         "database": str(store_path(settings.database_url) or display_url(settings.database_url)),
     }
+
+
+def _stage(run: Run, batch: Batch) -> str:
+    if not batch.texts:
+        return "recording"
+    return "scoring" if run.scorer.model_loaded else "loading the model"
 
 
 def _records(request: ScoreRequest) -> Iterator[Document | BadRecord]:

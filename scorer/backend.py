@@ -187,7 +187,7 @@ def on_mlx_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -
     or scores goes through here, and only plain Python values come back.
 
     Raises:
-        BackendError: MLX cannot be imported on this machine.
+        BackendError: MLX cannot be imported on this machine, or its thread has ended.
     """
     if threading.current_thread() is _thread:
         return function(*args, **kwargs)
@@ -203,4 +203,10 @@ def _running_thread() -> _MlxThread:
             _thread = _MlxThread()
             _thread.start()
             atexit.register(_thread.end)
+        if not _thread.is_alive():
+            raise BackendError(
+                "the thread that owns MLX must be alive, got one that has ended: this process "
+                "was forked after MLX was used, or is exiting",
+                hint='start processes with multiprocessing.get_context("spawn")',
+            )
         return _thread

@@ -50,9 +50,6 @@ def fork(prefix: Prefix, rows: int = 1) -> list[Any]:
         prefix: Evaluated caches of batch size 1.
         rows: B, the batch size of the branch.
     """
-    if not prefix.tokens:
-        # A fresh cache has no arrays yet; its own first update makes them.
-        return [type(cache).from_state(cache.state) for cache in prefix.caches]
 
     def spread(leaf: Any) -> Any:
         if isinstance(leaf, mx.array) and leaf.ndim > 0:
@@ -92,6 +89,8 @@ class PrefixStore:
 
     def put(self, prefix: Prefix) -> None:
         """Keep a prefix, dropping the least recent ones until all fit."""
+        if prefix.nbytes > self.limit_bytes:
+            return
         self._kept[prefix.tokens] = prefix
         self._kept.move_to_end(prefix.tokens)
         while self._kept and self.nbytes > self.limit_bytes:

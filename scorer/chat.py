@@ -36,8 +36,11 @@ class ChatTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            # Unset, trust would be asked for on stdin, where a "y" may lie.
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # the tokenizers library raises bare ones
             raise CheckpointError(
                 f"a checkpoint must hold a readable tokenizer, got: {first_line(error)}",
                 hint=f"check tokenizer.json and tokenizer_config.json in {folder}",
@@ -95,8 +98,8 @@ class ChatTokenizer:
 
     @cached_property
     def control_tokens(self) -> frozenset[int]:
-        """Ids of all added tokens: chat markers, tags, reserved ones."""
-        return frozenset(self._tokenizer.get_added_vocab().values())
+        """Ids of all added tokens that hold more than white space: markers, tags."""
+        return frozenset(self._control_texts.values())
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -106,19 +109,25 @@ class ChatTokenizer:
             [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}],
             generate=False,
         )
-        tail = self.encode(rendered[rendered.rindex(marker) + len(marker) :])
-        ends = [token for token in tail if token in self.control_tokens]
-        if not ends:
+        _, found, tail = rendered.rpartition(marker)
+        ends = [token for token in self.encode(tail) if token in self.control_tokens]
+        if not found or not ends:
             raise CheckpointError(
-                "a chat template must end an answer with a control token, got "
-                f"{rendered[rendered.rindex(marker) :]!r}",
+                "a chat template must show an answer and end it with a control token, got "
+                f"{found + tail!r}",
                 hint="use an instruct model with its own chat template",
             )
         return ends[0]
 
     @cached_property
+    def _control_texts(self) -> dict[str, int]:
+        # Gemma adds runs of line breaks as tokens; those are ordinary text.
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        return {text: token for text, token in added.items() if text.strip()}
+
+    @cached_property
     def _control_pattern(self) -> re.Pattern[str]:
-        texts = sorted(self._tokenizer.get_added_vocab(), key=len, reverse=True)
+        texts = sorted(self._control_texts, key=len, reverse=True)
         # A pattern that never matches stands in for "no added tokens".
         return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
@@ -136,8 +145,6 @@ class ChatTokenizer:
         return probe in rendered
 
     def _apply(self, messages: Sequence[Message], *, generate: bool) -> str:
-        from jinja2 import TemplateError
-
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages),
@@ -145,7 +152,7 @@ class ChatTokenizer:
                 add_generation_prompt=generate,
                 enable_thinking=False,
             )
-        except (TemplateError, ValueError, TypeError) as error:
+        except Exception as error:  # a template is foreign code
             raise CheckpointError(
                 f"a chat template must render a chat, got: {first_line(error)}",
                 hint="check the chat template of the checkpoint",

@@ -106,7 +106,10 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: The folder is missing or is not such a checkpoint.
     """
-    path = Path(folder).expanduser()
+    try:
+        path = Path(folder).expanduser()
+    except RuntimeError:  # `~name` of nobody here
+        path = Path(folder)
     if not path.is_dir():
         raise CheckpointError(
             f"a checkpoint must be an existing folder, got {str(folder)!r}",
@@ -131,7 +134,9 @@ def inspect_checkpoint(
         model_id=model_id or ready.model,
         revision=revision or ready.revision,
         architecture=str(
-            config.get("model_type") or (text_config or {}).get("model_type") or "unknown"
+            config.get("model_type")
+            or (isinstance(text_config, dict) and text_config.get("model_type"))
+            or "unknown"
         ),
         dtype=_stored_dtype(weights),
         quantization=_describe_quantization(quantization),
@@ -161,12 +166,17 @@ def load_model(folder: Path, dtype: str) -> Any:
         model, _ = load(folder, lazy=True, strict=True)
         model.set_dtype(getattr(mx, dtype))
         mx.eval(model.parameters())
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except Exception as error:  # what a foreign configuration makes mlx-lm raise
         raise CheckpointError(
-            f"the weights of a checkpoint must load with mlx-lm, got: {first_line(error)}",
+            f"the weights of a checkpoint must load with mlx-lm, got {_in_short(error)}",
             hint=f"compare the files in {folder} with where they came from",
         ) from error
     return model
+
+
+def _in_short(error: Exception) -> str:
+    """Put a foreign error in one line; mlx-lm names tensors below the first one."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -177,7 +187,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"a checkpoint must hold {path.name}, got none in {path.parent}",
             hint="name the folder that holds config.json and the weights",
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path.name} must be readable JSON, got: {first_line(error)}",
             hint=f"restore {path}",
@@ -214,18 +224,24 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The file is cut short or of another kind.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        text = file.read(length) if 0 < length <= min(_HEADER_LIMIT, size - 8) else b""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(length) if 0 < length <= min(_HEADER_LIMIT, size - 8) else b""
+    except OSError as error:
+        # Such as a link into a hub cache that was cleared.
+        raise CheckpointError(
+            f"{path.name} must be a readable file, got: {error.strerror or error}",
+            hint=f"fetch {path} again",
+        ) from error
     try:
         header: dict[str, Any] = json.loads(text)
-        ends = [
-            tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"
-        ]
-        whole = size == 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        ends = [tensor["data_offsets"][1] for tensor in tensors]
+        typed = all(isinstance(tensor["dtype"], str) for tensor in tensors)
+        whole = typed and size == 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         header, whole = {}, False
     if not whole:
         raise CheckpointError(
@@ -241,12 +257,18 @@ def _fingerprint(files: list[Path], hash_cache: Path | None) -> str:
     digest = hashlib.sha256()
     fresh = False
     for file in files:
-        status = file.stat()
-        key = f"{file}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
-        if key not in known:
-            with file.open("rb") as content:
-                known[key] = hashlib.file_digest(content, "sha256").hexdigest()
-            fresh = True
+        try:
+            status = file.stat()
+            key = f"{file}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+            if key not in known:
+                with file.open("rb") as content:
+                    known[key] = hashlib.file_digest(content, "sha256").hexdigest()
+                fresh = True
+        except OSError as error:
+            raise CheckpointError(
+                f"{file.name} must be a readable file, got: {error.strerror or error}",
+                hint=f"check the permissions of {file}",
+            ) from error
         digest.update(f"{file.name}\0{known[key]}\n".encode())
     if fresh and hash_cache is not None:
         _write_hashes(hash_cache, known)

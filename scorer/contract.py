@@ -70,7 +70,7 @@ def read_contract(folder: Path) -> Contract | None:
         return None
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{CONFIG_FILE} must be readable JSON, got: {error}", hint=f"restore {path}"
         ) from error
@@ -114,7 +114,12 @@ def _read_system(folder: Path) -> str:
 
 
 def _check(text: Any, expected: str, where: str) -> None:
-    actual = hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else "no text"
+    # JSON can spell lone surrogates, which are no UTF-8 and in no trained text.
+    actual = (
+        hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if isinstance(text, str)
+        else "no text"
+    )
     if actual != expected:
         raise CheckpointError(
             f"the system text must have sha256 {expected}, got {actual} ({where})",

@@ -69,7 +69,9 @@ class ChoicePlan:
         """
         values = [row.astype(np.float64) for row in rows]
         if self.normalised:
-            values = [row - np.logaddexp.reduce(row) for row in values]
+            # Not a number stays one, and is for the caller to refuse, without a warning.
+            with np.errstate(invalid="ignore"):
+                values = [row - np.logaddexp.reduce(row) for row in values]
         return tuple(
             float(sum(values[branching][candidate] for branching, candidate in way))
             for way in self.steps

@@ -252,16 +252,26 @@ class Engine:
             The largest difference between `parallel` and `independent` logits on
             rows of unequal length, relative to the largest logit; infinite if
             branching fails or gives a number that is not finite.
+
+        Raises:
+            CheckpointError: The model cannot compute a plain prompt.
         """
         vocabulary = vocabulary_size(self._model)
         step = max(vocabulary // 97, 1)
         tokens = tuple((7 + 3 * index * step) % vocabulary for index in range(40))
         candidates = tuple(sorted({(index * step) % vocabulary for index in range(8)}))
         rows = [Row(tokens[:end], candidates) for end in (33, 35, 40)]
+        failures = (ValueError, TypeError, AttributeError, RuntimeError, LookupError)
+        try:
+            reference, _ = self.score(rows, mode=Mode.INDEPENDENT)
+        except failures as error:
+            raise CheckpointError(
+                f"a model must compute a plain prompt, got {type(error).__name__}: {error}",
+                hint="this architecture is not supported",
+            ) from error
         try:
             parallel, _ = self.score(rows, mode=Mode.PARALLEL)
-            reference, _ = self.score(rows, mode=Mode.INDEPENDENT)
-        except (ValueError, TypeError, AttributeError, RuntimeError, IndexError):
+        except failures:
             return float("inf")
         scale = max(float(np.abs(reference).max()), 1.0)
         worst = float(np.abs(np.array(parallel) - np.array(reference)).max()) / scale

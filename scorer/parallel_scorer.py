@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from weighbridge.scorer.backend import on_mlx_thread
+from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.encodings import ChoicePlan, Encoding
 from weighbridge.scorer.engine import Mode, Timings
-from weighbridge.scorer.errors import CheckpointError, DocumentError, ScorerError
+from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
 from weighbridge.scorer.plan import Prompted, SchemaPlan
 from weighbridge.scorer.prompts import Layout, prompt_version
 from weighbridge.scorer.resident import resident_checkpoint
@@ -165,6 +166,11 @@ class ParallelScorer:
         Returns:
             For each document its result, or why it was rejected, in input order.
         """
+        if isinstance(contexts, str):
+            raise ScorerError(
+                "contexts must be a sequence of documents, got one text",
+                hint="score_batch([text], schema), or score(text, schema)",
+            )
         chosen = _one_of(Mode, mode, "mode") or Mode.AUTO
         if field_batch_size is not None and field_batch_size < 1:
             raise ScorerError(f"field_batch_size must be at least 1, got {field_batch_size}")
@@ -231,7 +237,16 @@ def as_schema(schema: SchemaLike) -> Schema:
     Raises:
         SchemaError: The object is no schema.
     """
-    return schema if isinstance(schema, Schema) else Schema.parse(json.dumps(schema))
+    if isinstance(schema, Schema):
+        return schema
+    try:
+        text = json.dumps(dict(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(
+            f"a schema must be an object of JSON values, got: {first_line(error)}",
+            hint="give what json.load returns for a schema file",
+        ) from error
+    return Schema.parse(text)
 
 
 def _prepare(plan: SchemaPlan, context: str) -> _Ready | Rejection:

@@ -112,17 +112,18 @@ class SchemaPlan:
         ):
             prompt = self._chat.encode(self._text.prompt(document, field))
             longest = max(longest, len(prompt) + choices.longest_path)
-            if longest > self.max_input_tokens:
-                raise DocumentError(
-                    f"a prompt must have at most {self.max_input_tokens} tokens, got {longest} "
-                    "(document, schema and field together)",
-                    code="document.too_long",
-                    hint="raise --max-input-tokens, or split the document",
-                )
             self._chat.check_control_count(prompt, self._chat.control_count(probe))
             rows.extend(
                 Row(prompt + branching.path, branching.candidates)
                 for branching in choices.branchings
+            )
+        # After all fields, so that the number given is a limit that would do.
+        if longest > self.max_input_tokens:
+            raise DocumentError(
+                f"a prompt must have at most {self.max_input_tokens} tokens, got {longest} "
+                "(document, schema and field together)",
+                code="document.too_long",
+                hint="raise --max-input-tokens, or split the document",
             )
         # A document may merge with the text before it, and then shares less.
         shared = all(row.tokens[: len(self.resident)] == self.resident for row in rows)
@@ -145,6 +146,12 @@ class SchemaPlan:
         what is planned on the probes holds for every document.
         """
         for first, second in zip(*self._probes, strict=True):
+            if first == second:
+                raise CheckpointError(
+                    "a chat template must show the text of the user, got the same prompt for two "
+                    "documents",
+                    hint="use a template that takes the content of a message as plain text",
+                )
             ending = 0
             while (
                 ending < min(len(first), len(second)) and first[-1 - ending] == second[-1 - ending]

@@ -65,14 +65,15 @@ class PromptText:
         self._questions = (
             "\n".join(self._question(field) for field in schema.fields)
             if layout is Layout.SCHEMA_FIRST
-            else contract_json([self._definition(field) for field in schema.fields])
+            else chat.as_data(contract_json([self._definition(field) for field in schema.fields]))
         )
 
     def document(self, text: str) -> str:
         """Prepare a document: whatever looks like control in it becomes plain data."""
         if self._layout is Layout.SCHEMA_FIRST:
             return self._chat.as_data(text)
-        return contract_json(text)
+        # After the JSON: control tokens without `<` get an escape too, still valid JSON.
+        return self._chat.as_data(contract_json(text))
 
     def prompt(self, document: str, field: Field) -> str:
         """Return the prompt of one field up to the answer boundary.
@@ -95,7 +96,7 @@ class PromptText:
     def _context_first(self, document: str, field: Field) -> list[Message]:
         user = (
             f'{{"context": {document}, "schema": {self._questions}}}\n\n'
-            f"Requested field: {contract_json(field.name)}"
+            f"Requested field: {self._chat.as_data(contract_json(field.name))}"
         )
         return [
             {"role": "system", "content": self._system or INSTRUCTIONS},

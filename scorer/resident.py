@@ -126,9 +126,13 @@ def resident_checkpoint(info: CheckpointInfo) -> ResidentCheckpoint:
     """Return this process's copy of a checkpoint, without loading its weights yet."""
     backend = describe_backend()
     with _residents_lock:
-        return _residents.setdefault(
+        resident = _residents.setdefault(
             (info.fingerprint, backend.dtype), ResidentCheckpoint(info, backend)
         )
+        if not resident.loaded:
+            # The same files in another folder: the first one may be gone by now.
+            resident.info = info
+        return resident
 
 
 def _make_room(wanted: ResidentCheckpoint) -> None:

@@ -15,7 +15,10 @@ def checkpoint_folder(checkpoint: str | None, settings: Settings) -> Path:
     """
     named = checkpoint or settings.checkpoint
     if named:
-        return Path(named).expanduser()
+        try:
+            return Path(named).expanduser()
+        except RuntimeError:  # `~name` of nobody here, which is refused as no folder
+            return Path(named)
     embedded = embedded_path(settings.cache)
     if embedded is None:
         raise CheckpointError(

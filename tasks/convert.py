@@ -1,7 +1,6 @@
 """Values of the scorer to rows of the store. Pure."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from weighbridge.db.records import (
     AnswerRecord,
@@ -22,7 +21,6 @@ def batch_record(
     batch: Batch,
     results: Sequence[ScoreResult | Rejection],
     *,
-    started_at: datetime,
     mode: str,
     backend: str,
     keep: bool = True,
@@ -32,7 +30,6 @@ def batch_record(
     Args:
         batch: The planned batch.
         results: One per document of `batch.to_score`.
-        started_at: When scoring began, UTC.
         mode: How the rows were computed.
         backend: What they were computed with.
         keep: Whether texts and metadata are kept.
@@ -44,7 +41,7 @@ def batch_record(
     }
     scored = [result for result in results if isinstance(result, ScoreResult)]
     return BatchRecord(
-        started_at=started_at,
+        started_at=batch.began_at,
         timings=batch_timings(scored) if scored else None,
         mode=mode,
         backend=backend,

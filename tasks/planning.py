@@ -6,6 +6,7 @@ Knows the store, not the model. Holds a window of documents in memory at a time.
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from hashlib import sha256
 
 from weighbridge.db.store import Store
@@ -13,6 +14,9 @@ from weighbridge.tasks.sources import BadRecord, Document
 
 WINDOW = 256
 """Records looked up in the store at once."""
+
+FIRST_SIZE = 2
+"""Small, so that progress shows at once; a quick machine soon has larger ones."""
 
 MAX_BATCH = 256
 
@@ -24,8 +28,8 @@ WAIT_SECONDS = 0.5
 
 
 def text_sha256(text: str) -> str:
-    """Hash the exact code points of a text."""
-    return sha256(text.encode()).hexdigest()
+    """Hash the exact code points of a text, lone surrogates too: those are refused later."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,18 @@ class Batch:
         decided: Documents whose answers are in the store, or will be with this
             batch, because the same text is in `to_score`.
         bad: Records that are no documents.
+        began_at: When the batch was made, UTC.
     """
 
     to_score: tuple[Document, ...]
-    decided: tuple[Document, ...]
-    bad: tuple[BadRecord, ...]
+    decided: tuple[Document, ...] = ()
+    bad: tuple[BadRecord, ...] = ()
+    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts to score."""
+        return tuple(document.text for document in self.to_score)
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -60,7 +71,7 @@ class BatchSizer:
 
     def __init__(self, fixed: int | None = None) -> None:
         self._fixed = fixed
-        self._size = fixed or 8
+        self._size = fixed or FIRST_SIZE
 
     @property
     def size(self) -> int:
@@ -86,7 +97,7 @@ class _Pending:
     @property
     def free(self) -> int:
         """Records that need no model."""
-        return len(self.decided) + len(self.bad)
+        return len(self.decided) + len(self.twins) + len(self.bad)
 
     def add(self, document: Document, digest: str) -> None:
         """Add a document that needs scoring; a text already waiting is scored once."""
@@ -106,23 +117,36 @@ def plan_batches(
 
     Records that a run recorded before it was interrupted are skipped. Texts that
     another live run is scoring right now wait until that run has decided them or
-    lets go of them.
+    lets go of them. How long a batch takes is measured from when it is given to
+    when the next one is asked for.
 
     Args:
         store: The store of the run.
         run_id: The run.
         records: Its records, streamed.
-        sizer: Told by the caller how long batches take.
+        sizer: How large batches are.
     """
+    for batch in _batches(store, run_id, records, sizer):
+        given = time.perf_counter()
+        yield batch
+        sizer.observe(len(batch.to_score), time.perf_counter() - given)
+
+
+def _batches(
+    store: Store,
+    run_id: int,
+    records: Iterable[Document | BadRecord],
+    sizer: BatchSizer,
+) -> Iterator[Batch]:
     pending = _Pending()
     deferred: dict[str, list[Document]] = {}
     for window in _windows(records, store.recorded_positions(run_id)):
         _sort_window(store, run_id, window, pending)
         while len(pending.to_score) >= sizer.size or pending.free >= MAX_FREE:
             yield from _next_batch(store, run_id, pending, sizer.size, deferred)
-        if len(deferred) >= WINDOW:
+        if sum(map(len, deferred.values())) >= WINDOW:
             _retry_deferred(store, run_id, pending, deferred)
-    while pending.to_score or pending.decided or pending.bad or deferred:
+    while pending.to_score or pending.free or deferred:
         yield from _next_batch(store, run_id, pending, sizer.size, deferred)
         if deferred and not pending.to_score:
             _retry_deferred(store, run_id, pending, deferred)

@@ -3,10 +3,9 @@
 import importlib.metadata
 import os
 import platform
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -15,15 +14,19 @@ from prefect.runtime import flow_run, task_run
 from sqlalchemy import Engine
 
 from weighbridge.db.engine import open_engine
+from weighbridge.db.errors import StoreError
 from weighbridge.db.records import BatchOutcome, CheckpointRow, RunStart, SchemaRow
 from weighbridge.db.store import Store
+from weighbridge.scorer.checkpoint import CheckpointInfo
 from weighbridge.scorer.parallel_scorer import ParallelScorer
 from weighbridge.scorer.results import Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
 from weighbridge.scorer.temperature import Temperature
 from weighbridge.tasks.convert import batch_record
-from weighbridge.tasks.planning import Batch
-from weighbridge.tasks.sources import Document
+from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches
+from weighbridge.tasks.scoring import ScorerSpec, open_scorer
+from weighbridge.tasks.settings import load_settings
+from weighbridge.tasks.sources import BadRecord, Document
 
 _PACKAGES = ("weighbridge", "mlx", "mlx-lm", "prefect")
 
@@ -37,8 +40,8 @@ class Run:
         store: The same store, for writing.
         run_id: Its number.
         continued: Whether an interrupted run goes on.
+        scorer: The scorer that answers; has loaded no weights by itself.
         mode: How rows are computed, as recorded with each batch.
-        backend: What they are computed with, likewise.
         store_text: Whether texts and metadata are kept.
     """
 
@@ -46,21 +49,33 @@ class Run:
     store: Store
     run_id: int
     continued: bool
+    scorer: ParallelScorer
     mode: str
-    backend: str
     store_text: bool
+
+    def batches(
+        self, records: Iterable[Document | BadRecord], size: int | None = None
+    ) -> Iterator[Batch]:
+        """Cut records into batches, and leave out of `texts` what is decided already.
+
+        Record each batch before asking for the next: `plan_batches` says the rest.
+
+        Args:
+            records: From `read_documents`, or made by the caller.
+            size: Texts to score per batch; None adapts to about two seconds.
+        """
+        return plan_batches(self.store, self.run_id, records, BatchSizer(size))
 
 
 @contextmanager
 def recorded_run(
-    database_url: str,
-    *,
     schema: Schema,
-    scorer: ParallelScorer,
+    scorer: ScorerSpec,
     temperature: Temperature,
+    *,
     documents: str,
+    database_url: str | None = None,
     total: int | None = None,
-    mode: str = "auto",
     name: str | None = None,
     rescore: bool = False,
     store_text: bool = True,
@@ -68,70 +83,85 @@ def recorded_run(
     """Open a run in the store and close it as completed, failed or cancelled.
 
     A retry of the same Prefect flow run continues its run; anything else is a
-    new run.
+    new run. A flow run has one run in a store: what should have two is two
+    flows, or two calls of `score_documents`.
 
     Args:
-        database_url: The store.
         schema: The questions.
         scorer: The scorer that answers them.
         temperature: What its logits are divided by.
         documents: Where the documents come from, as shown to people.
+        database_url: The store; None takes the setting.
         total: How many records there are; a run that recorded fewer fails.
-        mode: How rows are computed.
         name: Name of the run; None takes the Prefect flow run's.
         rescore: Decide again what is decided already.
         store_text: Whether texts and metadata are kept.
 
     Raises:
+        CheckpointError: There is no such checkpoint.
+        SchemaError: The schema does not fit its tokenizer.
         StoreError: The store cannot be opened or written.
     """
-    engine = open_engine(database_url)
-    store = Store(engine)
-    handle = store.begin_run(
-        RunStart(
-            flow_run_id=flow_run.id,
-            name=name or flow_run.name or "run",
-            host=platform.node(),
-            pid=os.getpid(),
-            schema=SchemaRow(sha256=schema.sha256, name=schema.name, canonical=schema.canonical),
-            checkpoint=CheckpointRow(
-                fingerprint=scorer.info.fingerprint,
-                name=scorer.info.name,
-                model_id=scorer.info.model_id,
-                revision=scorer.info.revision,
-                architecture=scorer.info.architecture,
-                dtype=scorer.info.dtype,
-                quantization=scorer.info.quantization,
-                adapter_sha256=scorer.info.adapter_sha256,
-                contract=scorer.info.contract.task if scorer.info.contract else None,
-            ),
-            temperature=temperature.value,
-            temperature_kind=temperature.kind.value,
-            temperature_source=temperature.source,
-            documents_source=documents,
-            mode=mode,
-            layout=scorer.layout.value,
-            encoding=scorer.encoding.value,
-            contract=scorer.info.contract.task if scorer.info.contract else None,
-            dtype=scorer.dtype,
-            prompt_version=scorer.prompt_version,
-            max_input_tokens=scorer.max_input_tokens,
-            backend=scorer.backend,
-            versions={package: importlib.metadata.version(package) for package in _PACKAGES},
-            store_text=store_text,
-            rescore=rescore,
-        )
-    )
-    run = Run(engine, store, handle.run_id, handle.continued, mode, scorer.backend, store_text)
+    opened = open_scorer(scorer)
+    opened.plan(schema)  # what does not fit is told before there is a run
+    engine = open_engine(database_url or load_settings().database_url)
     try:
-        yield run
-        store.finish_run(run.run_id, "completed", documents=total)
-    except BaseException as error:
-        status = "failed" if isinstance(error, Exception) else "cancelled"
-        store.finish_run(run.run_id, status, message=type(error).__name__)
-        raise
+        store = Store(engine)
+        handle = store.begin_run(
+            RunStart(
+                flow_run_id=flow_run.id,
+                name=name or flow_run.name or "run",
+                host=platform.node(),
+                pid=os.getpid(),
+                schema=SchemaRow(schema.sha256, schema.name, schema.canonical),
+                checkpoint=_checkpoint_row(opened.info),
+                temperature=temperature.value,
+                temperature_kind=temperature.kind.value,
+                temperature_source=temperature.source,
+                documents_source=documents,
+                mode=scorer.mode,
+                layout=opened.layout.value,
+                encoding=opened.encoding.value,
+                contract=_contract(opened.info),
+                dtype=opened.dtype,
+                prompt_version=opened.prompt_version,
+                max_input_tokens=opened.max_input_tokens,
+                backend=opened.backend,
+                versions={package: importlib.metadata.version(package) for package in _PACKAGES},
+                store_text=store_text,
+                rescore=rescore,
+            )
+        )
+        run = Run(engine, store, handle.run_id, handle.continued, opened, scorer.mode, store_text)
+        try:
+            yield run
+            store.finish_run(run.run_id, "completed", documents=total)
+        except BaseException as error:
+            status = "failed" if isinstance(error, Exception) else "cancelled"
+            # What went wrong first matters; a run left open is swept as crashed later.
+            with suppress(StoreError):
+                store.finish_run(run.run_id, status, message=type(error).__name__)
+            raise
     finally:
         engine.dispose()
+
+
+def _checkpoint_row(info: CheckpointInfo) -> CheckpointRow:
+    return CheckpointRow(
+        fingerprint=info.fingerprint,
+        name=info.name,
+        model_id=info.model_id,
+        revision=info.revision,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        quantization=info.quantization,
+        adapter_sha256=info.adapter_sha256,
+        contract=_contract(info),
+    )
+
+
+def _contract(info: CheckpointInfo) -> str | None:
+    return info.contract.task if info.contract else None
 
 
 def _batch_name() -> str:
@@ -145,7 +175,6 @@ def record_batch(
     run: Run,
     batch: Batch | Sequence[Document],
     results: Sequence[ScoreResult | Rejection],
-    started_at: datetime | None = None,
 ) -> BatchOutcome:
     """Record a batch in one transaction.
 
@@ -153,7 +182,6 @@ def record_batch(
         run: The run, from `recorded_run`.
         batch: A planned batch, or just the documents that were scored.
         results: One per scored document.
-        started_at: When scoring began; None means now.
 
     Returns:
         How many documents were scored, reused, rejected, and scored in vain.
@@ -161,16 +189,11 @@ def record_batch(
     Raises:
         StoreError: The store cannot be written.
     """
-    planned = batch if isinstance(batch, Batch) else Batch(tuple(batch), (), ())
+    planned = batch if isinstance(batch, Batch) else Batch(tuple(batch))
     outcome = run.store.record_batch(
         run.run_id,
         batch_record(
-            planned,
-            results,
-            started_at=started_at or datetime.now(UTC),
-            mode=run.mode,
-            backend=run.backend,
-            keep=run.store_text,
+            planned, results, mode=run.mode, backend=run.scorer.backend, keep=run.store_text
         ),
     )
     get_run_logger().info(

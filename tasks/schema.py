@@ -19,7 +19,7 @@ def read_schema(schema: str | Path) -> Schema:
     return Schema.load(schema)
 
 
-@task(cache_policy=NO_CACHE, persist_result=False)
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="validate schema")
 def validate_schema(schema: str | Path) -> Schema:
     """Read and check a schema before anything is scored.
 

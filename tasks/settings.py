@@ -24,6 +24,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from weighbridge.tasks.errors import SettingsError
+
 ENV_PREFIX = "WEIGHBRIDGE_"
 PROJECT_FILE = "weighbridge.toml"
 OPTION = "option"
@@ -35,20 +37,6 @@ _RULES = {
     "cache": "a folder",
     "allow_remote_api": "true or false",
 }
-
-
-class SettingsError(Exception):
-    """A setting does not hold what it must.
-
-    Attributes:
-        message: The sentence for the reader; also `str(error)`.
-        hint: What to do about it, or None when the message already says so.
-    """
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 class Settings(BaseSettings):

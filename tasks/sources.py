@@ -32,6 +32,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from weighbridge.tasks.errors import SourceError
 from weighbridge.tasks.records import (
     BOM,
     TOO_DEEP,
@@ -99,20 +100,6 @@ class BadRecord:
     external_id: str | None
     code: RecordCode
     message: str
-
-
-class SourceError(Exception):
-    """A file cannot be read as records at all.
-
-    Attributes:
-        message: The sentence for the reader; also `str(error)`.
-        hint: What to do about it, or None when the message already says so.
-    """
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 def read_documents(
@@ -242,21 +229,24 @@ def _header(path: Path, text_field: str, id_field: str) -> tuple[str, list[str]]
     separator, columns = next(
         (each for each in found if text_field in each[1]), max(found, key=lambda each: len(each[1]))
     )
+    # In a file without a header these are a document. Prefect keeps an error's message, so
+    # they stand in the hint, which only the terminal shows.
     names = ", ".join(map(quoted, columns))
     if text_field not in columns:
         raise SourceError(
-            f"the header of {path} must have a column {quoted(text_field)}, got {names}",
-            hint="name the column of the texts with --text-field",
+            f"the header of {path} must have a column {quoted(text_field)}, and has none",
+            hint=f"it has {names}\nname the column of the texts with --text-field",
         )
     if id_field != "id" and id_field not in columns:
         raise SourceError(
-            f"the header of {path} must have a column {quoted(id_field)}, got {names}",
-            hint="name the column of the ids with --id-field",
+            f"the header of {path} must have a column {quoted(id_field)}, and has none",
+            hint=f"it has {names}\nname the column of the ids with --id-field",
         )
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
         raise SourceError(
-            f"the columns of {path} must have different names, got {quoted(twice[0])} twice"
+            f"the columns of {path} must have different names, and two have the same",
+            hint=f"{quoted(twice[0])} comes twice",
         )
     if fault := fault_of(columns):
         raise SourceError(f"the header of {path} must be UTF-8 text, got {fault}")

@@ -10,7 +10,7 @@ from weighbridge.tasks.scoring import ScorerSpec
 from weighbridge.tasks.settings import load_settings
 
 
-@task(cache_policy=NO_CACHE, persist_result=False)
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="resolve temperature")
 def resolve_temperature(scorer: ScorerSpec) -> Temperature:
     """Apply the temperature policy of a checkpoint and say where the value came from.
 
@@ -29,7 +29,7 @@ def resolve_temperature(scorer: ScorerSpec) -> Temperature:
         allow_uncalibrated=scorer.allow_uncalibrated,
     )
     logger = get_run_logger()
-    logger.info("temperature %s (%s): %s", temperature.value, temperature.kind, temperature.source)
+    logger.info("temperature %s (%s)", temperature.value, temperature.source)
     if temperature.warning:
         logger.warning("%s", temperature.warning)
     return temperature

@@ -52,11 +52,18 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(PREFECT_API_URL.value())
 
 
+# Started in the background, a test runner hands down an ignored SIGINT.
+COMMAND = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from weighbridge.deployments.cli import main; sys.exit(main())"
+)
+
+
 @pytest.fixture
-def weighbridge(
+def start_weighbridge(
     tmp_path: Path, request: pytest.FixtureRequest
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the real command in a process of its own, with no way out of this machine.
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the real command in a process of its own, with no way out of this machine.
 
     The store is `tmp_path/store.db`. Tests marked `prefect` report to the session's
     server.
@@ -64,20 +71,43 @@ def weighbridge(
     environment = command_environment(tmp_path)
     if request.node.get_closest_marker("prefect"):
         environment["PREFECT_API_URL"] = request.getfixturevalue("prefect_server")
+    started: list[subprocess.Popen[str]] = []
 
-    def run(
-        *arguments: str, env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "weighbridge.deployments.cli", *arguments],
+    def start(
+        *arguments: str | bytes, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments],
             env={**environment, **(env or {})},
             cwd=options.pop("cwd", tmp_path),
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=options.pop("timeout", 300),
             **options,
         )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def weighbridge(
+    start_weighbridge: Callable[..., subprocess.Popen[str]],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the real command as `start_weighbridge` does, and wait for its end."""
+
+    def run(
+        *arguments: str | bytes, input: str | None = None, timeout: float = 300, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        process = start_weighbridge(*arguments, **options)
+        out, err = process.communicate(input, timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run
 

@@ -25,8 +25,7 @@ PROGRAM = "weighbridge"
 _KNOWN = {
     "weighbridge.scorer.errors": "ScorerError",
     "weighbridge.db.errors": "StoreError",
-    "weighbridge.tasks.settings": "SettingsError",
-    "weighbridge.tasks.sources": "SourceError",
+    "weighbridge.tasks.errors": "TaskError",
     "weighbridge.deployments.cli.errors": "CommandError",
 }
 

@@ -7,21 +7,26 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from weighbridge.deployments.cli.errors import CommandError, ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
-from weighbridge.deployments.console import print_json, print_note
+from weighbridge.deployments.console import print_hint, print_json, print_note
 from weighbridge.deployments.prefect_api import reporting
 from weighbridge.deployments.progress import progress_bar
-from weighbridge.deployments.report import print_answers, print_outcome
+from weighbridge.deployments.report import print_answers, print_closing, print_distribution
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pydantic import ValidationError
+    from sqlalchemy import Engine
 
     from weighbridge.tasks.settings import Settings
+
+_T = TypeVar("_T")
 
 _SCORER = "Scorer"
 _DOCUMENTS = "Documents"
@@ -32,7 +37,7 @@ def score(
     documents: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DOCS]", help="A JSONL or CSV file; - reads stdin.", show_default=False
+            metavar="DOCS", help="A JSONL or CSV file; - reads stdin.", show_default=False
         ),
     ] = None,
     schema: Annotated[
@@ -111,18 +116,31 @@ def score(
         ),
     ] = None,
     layout: Annotated[
-        str | None,
+        Literal["schema-first", "context-first"] | None,
         typer.Option(
-            help="schema-first or context-first.", rich_help_panel=_SCORER, show_default=False
+            metavar="LAYOUT",
+            help="What the prompt begins with: schema-first or context-first; "
+            "the checkpoint's own if left out.",
+            rich_help_panel=_SCORER,
+            show_default=False,
         ),
     ] = None,
     encoding: Annotated[
-        str | None,
-        typer.Option(help="labels or codes.", rich_help_panel=_SCORER, show_default=False),
+        Literal["labels", "codes"] | None,
+        typer.Option(
+            metavar="ENCODING",
+            help="What the model says: labels or codes; the checkpoint's own if left out.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
     ] = None,
     mode: Annotated[
-        str,
-        typer.Option(help="auto, parallel, cached_serial or independent.", rich_help_panel=_SCORER),
+        Literal["auto", "parallel", "cached_serial", "independent"],
+        typer.Option(
+            metavar="MODE",
+            help="How fields are computed: auto, parallel, cached_serial or independent.",
+            rich_help_panel=_SCORER,
+        ),
     ] = "auto",
     field_batch_size: Annotated[
         int | None,
@@ -201,12 +219,39 @@ def score(
         )
     if as_json:
         print_json(outcome)
-    elif text is not None:
-        print_answers(settings.database_url, outcome)
     else:
-        print_outcome(settings.database_url, outcome)
+        _print_outcome(settings.database_url, outcome, one_text=text is not None)
     if outcome["rejected"]:
         raise typer.Exit(ExitCode.REJECTED)
+
+
+def _print_outcome(database_url: str, outcome: dict[str, Any], *, one_text: bool) -> None:
+    from weighbridge.db import answer_distribution, rejected, results
+
+    run = outcome["run_id"]
+    if one_text:
+        print_answers(ask_store(database_url, results, run))
+        for refusal in ask_store(database_url, rejected, run):
+            print_note(f"rejected: {refusal['code']}: {refusal['message']}")
+        print_closing(outcome)
+        return
+    print_distribution(ask_store(database_url, answer_distribution, run))
+    print_closing(outcome)
+    if outcome["rejected"]:
+        print_hint(f"weighbridge rejected {run} says what was rejected, and why")
+    if outcome["documents"] > outcome["rejected"]:
+        print_hint(f"weighbridge results {run} shows each answer")
+
+
+def ask_store(database_url: str, query: "Callable[[Engine, int], _T]", run_id: int) -> _T:
+    """Ask the store one question about a run."""
+    from weighbridge.db import open_engine
+
+    engine = open_engine(database_url, readonly=True)
+    try:
+        return query(engine, run_id)
+    finally:
+        engine.dispose()
 
 
 def run_flow(
@@ -224,7 +269,7 @@ def run_flow(
     """
     from pydantic import ValidationError
 
-    from weighbridge.db import export_format, export_rows, open_engine, results, store_path
+    from weighbridge.db import ResultRow, export_format, export_rows, results, store_path
 
     if output is not None:
         export_format(output)  # a wrong name is told before hours of scoring, not after
@@ -240,12 +285,15 @@ def run_flow(
             made = ScoreRequest.model_validate({**request, "database": path and str(path)})
         except ValidationError as error:
             raise _refused(error) from error
-        with progress_bar() as listener, listening(listener):
-            outcome = score_documents(made)
+        try:
+            with progress_bar() as listener, listening(listener):
+                outcome = score_documents(made)
+        except KeyboardInterrupt:
+            print_hint("what is recorded is kept: the same command scores only the rest")
+            raise
     if output is not None:
-        engine = open_engine(settings.database_url, readonly=True)
-        export_rows(results(engine, outcome["run_id"]), output)
-        engine.dispose()
+        rows = ask_store(settings.database_url, results, outcome["run_id"])
+        export_rows(rows, output, columns=ResultRow.__annotations__)
         print_note(f"answers written to {output}")
     return outcome
 

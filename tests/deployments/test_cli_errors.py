@@ -15,8 +15,7 @@ from weighbridge.db.errors import StoreOutdated
 from weighbridge.deployments.cli import main
 from weighbridge.deployments.cli.errors import CommandError, ExitCode, run_app
 from weighbridge.scorer.errors import SchemaError
-from weighbridge.tasks.settings import SettingsError
-from weighbridge.tasks.sources import SourceError
+from weighbridge.tasks.errors import SettingsError, SourceError
 
 
 @pytest.fixture(autouse=True)

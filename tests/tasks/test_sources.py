@@ -262,9 +262,9 @@ def test_a_header_without_records_is_an_empty_answer(tmp_path: Path):
         ("a.csv", b"PK\x03\x04\x14", "spreadsheet"),
         ("a.jsonl", bytes(range(1, 256)) * 4, "binary"),
         ("a.json", b'[{"text": "a"}]', "JSON array"),
-        ("a.csv", b"id,body\n1,a\n", '"text", got "id", "body"'),
-        ("a.csv", b"id;body\n1;a\n", '"text", got "id", "body"'),
-        ("a.csv", b"text,a,a\n1,2,3\n", '"a" twice'),
+        ("a.csv", b"id,body\n1,a\n", '"text", and has none\nit has "id", "body"'),
+        ("a.csv", b"id;body\n1;a\n", '"text", and has none\nit has "id", "body"'),
+        ("a.csv", b"text,a,a\n1,2,3\n", '"a" comes twice'),
         ("a.csv", b'"text\nabc', "with a header"),
         ("a.csv", b"text,\xff\na,b\n", "0xff"),
     ],
@@ -274,7 +274,7 @@ def test_a_file_that_cannot_hold_records_is_refused(
 ):
     with pytest.raises(SourceError) as caught:
         read(tmp_path, data, name)
-    assert words in caught.value.message
+    assert words in f"{caught.value.message}\n{caught.value.hint}"
 
 
 def test_missing_files_folders_and_pipes_are_refused(tmp_path: Path):

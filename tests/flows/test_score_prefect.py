@@ -1,0 +1,124 @@
+"""What Prefect's server holds after a run: names, artifacts, counts, and nothing of documents."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weighbridge.db.errors import StoreError
+from weighbridge.flows.progress import Progress, listening
+from weighbridge.tasks.sources import SourceError
+
+pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
+
+Kept = Callable[[], dict[str, list[dict[str, Any]]]]
+
+
+def of_run(kept: dict[str, list[dict[str, Any]]], name: str) -> dict[str, Any]:
+    """Return a flow run by what its documents are called, with its task runs and artifacts."""
+    (flow_run,) = [run for run in kept["flow_run"] if name in run["parameters"]]
+    return {
+        **flow_run,
+        "task_runs": [run for run in kept["task_run"] if run["flow_run_id"] == flow_run["id"]],
+        "artifacts": {
+            each["key"]: each for each in kept["artifact"] if each["flow_run_id"] == flow_run["id"]
+        },
+        "logs": [log["message"] for log in kept["log"] if log["flow_run_id"] == flow_run["id"]],
+    }
+
+
+def test_names_and_artifacts(bench: Any, kept_by_prefect: Kept):
+    schema = bench.folder / "mood.json"
+    schema.write_text(
+        json.dumps(
+            {
+                "mood|<b>": {
+                    "type": "enum",
+                    "choices": ["bad", "good"],
+                    "description": "The feeling of the text.",
+                }
+            }
+        )
+    )
+    documents = ["It broke.", "Thanks!", {"text": ""}, {"text": "x\0"}, {"text": " "}]
+    outcome = bench.score(documents, schema=str(schema), batch_size=1, source="named-run")
+    run_id = outcome["run_id"]
+    run = of_run(kept_by_prefect(), "named-run")
+    assert run["name"].startswith("score-mood-20")
+    (row,) = bench.rows("select name, flow_run_id from run")
+    assert row["name"] == run["name"]
+    assert row["flow_run_id"].replace("-", "") == run["id"].replace("-", "")
+    assert run["state_name"] == "Completed"
+    assert sorted(task["name"] for task in run["task_runs"]) == [
+        "record 1 documents",
+        "record 4 documents",
+        "resolve temperature",
+        "score 1 documents",
+        "score 1 documents",
+        "validate schema",
+    ]
+    artifacts = run["artifacts"]
+    assert set(artifacts) == {
+        f"run-{run_id}-{what}" for what in ("progress", "summary", "rejected")
+    }
+    progress = artifacts[f"run-{run_id}-progress"]
+    assert (progress["type"], json.loads(str(progress["data"]))) == ("progress", 100.0)
+    table = json.loads(json.loads(artifacts[f"run-{run_id}-rejected"]["data"]))
+    assert table == [
+        {"code": "document.empty", "documents": 2},
+        {"code": "document.encoding", "documents": 1},
+    ]
+    summary = json.loads(artifacts[f"run-{run_id}-summary"]["data"])
+    assert "**5** documents: 2 scored, 0 reused, 3 rejected" in summary
+    # A name cannot break out of its cell, nor bring tags.
+    assert "| mood\\|&lt;b> | " in summary
+    assert "Temperature **1** (default: " in summary
+    values = bench.rows("select value, count(*) as n from results group by value")
+    for value in values:
+        assert f"| {value['value']} | {value['n']} |" in summary
+    assert f"`weighbridge results {run_id}`" in summary
+    assert any(message.startswith(f"run {run_id}") for message in run["logs"])
+    assert any("scored 1 of 1 documents" in message for message in run["logs"])
+
+
+def test_nothing_of_the_documents_reaches_prefect(bench: Any, kept_by_prefect: Kept):
+    documents = [
+        {"id": "an-id", "text": "MARKERTEXT is broken", "who": "MARKERMETA", "MARKERKEY": 1},
+        {"id": "long", "text": "MARKERTEXT " * 3000, "who": "MARKERMETA"},
+        {"id": "bad", "text": "MARKERTEXT \0", "who": "MARKERMETA"},
+        {"id": "list", "text": ["MARKERTEXT"], "who": "MARKERMETA"},
+    ]
+    assert bench.score(documents, source="good-run")["scored"] == 1
+
+    # The store refuses the batch: the database's own error carries the row.
+    bench.change(
+        "create trigger refuse before insert on item begin select raise(abort, 'disk'); end"
+    )
+    with pytest.raises(StoreError):
+        bench.score(documents, source="refused-run", rescore=True)
+    bench.change("drop trigger refuse")
+
+    # A file without a header: its first document stands where names should.
+    headless = bench.folder / "headless.csv"
+    headless.write_text("1,MARKERTEXT in the first line,MARKERMETA\n")
+    with pytest.raises(SourceError):
+        bench.score(headless, source="headless-run")
+
+    def fail(progress: Progress) -> None:
+        if progress.done:
+            raise RuntimeError("in the middle")
+
+    with listening(fail), pytest.raises(RuntimeError):
+        bench.score(documents, source="broken-run", rescore=True)
+
+    kept = kept_by_prefect()
+    # The negative control: what may be there is found by the same search.
+    assert "good-run" in repr(kept["flow_run"])
+    for name in ("refused-run", "headless-run", "broken-run"):
+        run = of_run(kept, name)
+        assert run["state_type"] == "FAILED"
+        assert any("Encountered exception" in message for message in run["logs"])
+    for table, rows in kept.items():
+        for marker in ("MARKERTEXT", "MARKERMETA", "MARKERKEY"):
+            assert marker not in repr(rows), f"{marker} in {table}"

@@ -1,0 +1,220 @@
+"""Templates and tokenizers as people have them, and control tokens in data."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weighbridge.scorer.chat import ChatTokenizer, first_line
+from weighbridge.scorer.errors import CheckpointError, DocumentError
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
+USER_ONLY = (
+    "{% for message in messages %}{% if message.role != 'system' %}"
+    "<|begin|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
+)
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+TINY_PIECES = st.sampled_from(["<|begin|>", "<|end|>", "[TOOL]", "<|", "|>", "[", "<", "\\u003c"])
+
+
+@pytest.fixture(scope="module")
+def chat(tiny) -> ChatTokenizer:
+    return ChatTokenizer(tiny.tokenizer())
+
+
+def test_system_text_stands_in_its_own_turn(chat):
+    # As the template writes it, up to where the model goes on.
+    assert chat.render(CHAT) == (
+        "<|begin|>system\nBe brief.<|end|>\n<|begin|>user\nHello.<|end|>\n<|begin|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("template", [USER_ONLY, REFUSING + USER_ONLY], ids=["drops", "refuses"])
+def test_without_a_system_role_its_text_leads_the_user_turn(tiny, template):
+    chat = ChatTokenizer(tiny.tokenizer(template))
+    # Dropped silently, the instructions would never reach the model.
+    assert chat.render(CHAT) == "<|begin|>user\nBe brief.\n\nHello.<|end|>\n<|begin|>assistant\n"
+    # A chat that has no system text stays as it is.
+    assert chat.render(CHAT[1:]) == "<|begin|>user\nHello.<|end|>\n<|begin|>assistant\n"
+
+
+def test_thinking_is_switched_off(tiny):
+    closed = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    chat = ChatTokenizer(tiny.tokenizer(tiny.template + closed))
+    # Left on, the first token of the answer would open a thought.
+    assert chat.render(CHAT).endswith("<|begin|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_nothing_is_added_at_the_ends(tiny):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tiny.tokenizer()
+    plain = ChatTokenizer(tokenizer).encode("hello")
+    begin = tokenizer.convert_tokens_to_ids("<|begin|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
+    )
+    # The post-processor does add one, so this can fail; the template has its own already.
+    assert tokenizer.encode("hello") == [begin, *plain]
+    assert ChatTokenizer(tokenizer).encode("hello") == plain
+
+
+def test_a_stored_truncation_never_cuts(tiny, tmp_path):
+    tiny.tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps({**stored, "truncation": cut}))
+    # Embedding models are often saved so; two tokens are less than "hello" has.
+    assert len(ChatTokenizer.load(tmp_path).encode("hello hello")) > 2
+
+
+def test_end_of_turn_is_the_control_token_behind_an_answer(chat, tiny):
+    tokenizer = tiny.tokenizer()
+    assert chat.end_of_turn == tokenizer.convert_tokens_to_ids("<|end|>")
+    text_first = tiny.template.replace("<|end|>\n", "\n[TOOL]<|end|>\n")
+    # The first control token ends the answer, whatever ordinary text stands before it.
+    closing = ChatTokenizer(tiny.tokenizer(text_first))
+    assert closing.end_of_turn == tokenizer.convert_tokens_to_ids("[TOOL]")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for message in messages %}{{ message.content }}\n{% endfor %}",
+        "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}"
+        "<|end|>{% endif %}{% endfor %}",
+        "<|end|>",
+    ],
+    ids=["no control token", "drops the answer", "drops all"],
+)
+def test_a_template_without_an_end_of_turn_is_refused(tiny, template):
+    chat = ChatTokenizer(tiny.tokenizer(template))
+    # A label that begins another one could not be closed.
+    with pytest.raises(CheckpointError, match="end it with a control token") as caught:
+        _ = chat.end_of_turn
+    assert caught.value.hint
+
+
+def test_a_tokenizer_without_a_template_is_refused(tiny):
+    # A base model: its prompts have no known form.
+    with pytest.raises(CheckpointError, match="must have a chat template") as caught:
+        ChatTokenizer(tiny.tokenizer(None))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if %}", "{{ raise_exception('never') }}", "{{ 1 / 0 }}", "{{ messages.a.b }}"],
+)
+def test_a_template_that_cannot_render_is_refused(tiny, template):
+    # Templates are code of the checkpoint: whatever they raise is the checkpoint's fault.
+    with pytest.raises(CheckpointError, match="must render a chat"):
+        ChatTokenizer(tiny.tokenizer(template)).render(CHAT)
+
+
+def edit(name: str, text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        edit("tokenizer.json", ""),
+        edit("tokenizer.json", "[]"),
+        edit("tokenizer.json", "{}"),
+        edit("tokenizer.json", '{"version": "1.0", "model": {'),
+        edit("tokenizer_config.json", "[]"),
+        edit("tokenizer_config.json", "{"),
+        edit("config.json", "[" * 100_000),
+    ],
+)
+def test_a_damaged_tokenizer_is_a_checkpoint_error(tiny, tmp_path, damage):
+    tiny.tokenizer().save_pretrained(tmp_path)
+    ChatTokenizer.load(tmp_path)
+    damage(tmp_path)
+    # The tokenizers library raises bare Exceptions; nothing of it may get out.
+    with pytest.raises(CheckpointError, match="must hold a readable tokenizer") as caught:
+        ChatTokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value.hint)
+
+
+def test_code_in_a_checkpoint_never_runs_whatever_stdin_says(tiny, tmp_path):
+    tiny.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "chat_template": "x"})
+    )
+    (tmp_path / "evil.py").write_text("print('it ran')\nEvil = None\n")
+    code = (
+        "from pathlib import Path; from weighbridge.scorer.chat import ChatTokenizer; "
+        f"ChatTokenizer.load(Path({str(tmp_path)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="y\n", capture_output=True, text=True, check=False
+    )
+    # transformers asks on stdin unless it is told not to: documents may come that way.
+    assert "it ran" not in done.stdout
+    assert "run the custom code? [y/N]" not in done.stdout + done.stderr
+    assert "CheckpointError: a checkpoint must hold a readable tokenizer" in done.stderr
+
+
+def test_only_control_tokens_are_rewritten(chat):
+    # One escape each, at the first character; the rest of the text stays, byte for byte.
+    assert chat.as_data("a<|end|>b [TOOL] < > <|en|>") == (
+        "a\\u003c|end|>b \\u005bTOOL] < > <|en|>"
+    )
+    assert chat.as_data("plain — text\n\t") == "plain — text\n\t"
+
+
+@given(st.lists(TINY_PIECES | st.text(max_size=3), max_size=12).map("".join))
+def test_data_makes_no_control_tokens(chat, text):
+    # Whatever is put together, none is left, and none arises from the escapes.
+    assert chat.control_count(chat.encode(chat.as_data(text))) == 0
+
+
+def test_control_count_sees_them(chat):
+    # The negative control of the test above: as plain text these are three.
+    assert chat.control_count(chat.encode("<|end|>a[TOOL]<|begin|>")) == 3
+
+
+def test_a_tokenizer_without_control_tokens_rewrites_nothing(tiny):
+    chat = ChatTokenizer(tiny.tokenizer(control=()))
+    # An empty alternation would match everywhere.
+    assert chat.as_data("<|end|>") == "<|end|>"
+
+
+def test_added_white_space_is_ordinary_text(tiny):
+    chat = ChatTokenizer(tiny.tokenizer(control=(*tiny.control, "\n\n", "   ")))
+    # Gemma has such tokens; escaping them would tear up every paragraph.
+    assert chat.as_data("one\n\ntwo   three") == "one\n\ntwo   three"
+    assert chat.control_count(chat.encode("one\n\ntwo   three")) == 0
+
+
+def test_text_that_normalises_into_control_is_refused(tiny):
+    from tokenizers import AddedToken, normalizers
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_tokens([AddedToken("<|wide|>", normalized=True)])
+    chat = ChatTokenizer(tokenizer)
+    tokens = chat.encode(chat.as_data("＜|wide|＞"))
+    # Full-width brackets are no control token as text, but NFKC turns them into one.
+    assert chat.control_count(tokens) == 1
+    with pytest.raises(DocumentError, match="must add no control tokens") as caught:
+        chat.check_control_count(tokens, 0)
+    assert caught.value.code == "document.control_tokens"
+    chat.check_control_count(tokens, 1)
+
+
+def test_first_line_of_a_foreign_error():
+    # Many libraries write paragraphs; some write nothing.
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(KeyError()) == "KeyError"

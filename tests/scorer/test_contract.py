@@ -1,0 +1,147 @@
+"""Trained contracts, with made-up texts: the real ones are not ours to keep."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.scorer import ParallelScorer, contract
+from weighbridge.scorer.checkpoint import DEFAULT_MAX_INPUT_TOKENS, inspect_checkpoint
+from weighbridge.scorer.contract import Contract, read_contract
+from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.schema import Field, FieldKind, Schema
+
+V1, V2 = "schema_candidate_classification_v1", "schema_candidate_classification_v2"
+WIDE = "Answer with the short code.\nOne short code — nothing else."
+NARROW = "Answer with the one-letter code.\nOne one-letter code — nothing else."
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def made_up_texts(monkeypatch):
+    monkeypatch.setattr(contract, "WIDE_SHA256", sha(WIDE))
+    monkeypatch.setattr(contract, "NARROW_SHA256", sha(NARROW))
+
+
+def write(folder: Path, config: Any, system: str | bytes | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    text = config if isinstance(config, str) else json.dumps(config)
+    (folder / "schema_config.json").write_text(text)
+    if system is not None:
+        data = system if isinstance(system, bytes) else system.encode()
+        (folder / "system_prompt.txt").write_bytes(data)
+    return folder
+
+
+def test_a_folder_without_one_has_none(tmp_path):
+    # A plain instruct model; a stray system_prompt.txt alone makes no contract.
+    (tmp_path / "system_prompt.txt").write_text(NARROW)
+    assert read_contract(tmp_path) is None
+
+
+def test_the_newer_task_carries_its_text(tmp_path):
+    config = {"task": V2, "max_length": 2048, "wide_system_prompt": WIDE, "max_choices": 255}
+    found = read_contract(write(tmp_path, config))
+    # `short` becomes `one-letter` in both places for up to 26 choices.
+    assert found == Contract(V2, 2048, NARROW, WIDE)
+    assert found is not None
+    assert (found.system(26), found.system(27), found.system(255)) == (NARROW, WIDE, WIDE)
+
+
+def test_the_older_task_takes_its_text_from_the_folder(tmp_path):
+    found = read_contract(write(tmp_path, {"task": V1, "prompt_code_sha256": "0"}, NARROW))
+    assert found == Contract(V1, None, NARROW, None)
+    assert found is not None
+    assert found.system(26) == NARROW
+    # It was never trained on wide codes.
+    with pytest.raises(CheckpointError, match=r"at most 26 choices .* got 27") as caught:
+        found.system(27)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "system", "message"),
+    [
+        ({"task": V1}, None, "must bring its system text"),
+        ({"task": V2}, None, "must bring its system text"),
+        ({"task": V1}, NARROW + "\n", f"must have sha256 {sha(NARROW)}, got "),
+        ({"task": V1}, NARROW.replace("\n", "\r\n"), "must have sha256"),
+        ({"task": V1}, WIDE, "must have sha256"),
+        ({"task": V1}, b"\xff", "must be readable UTF-8"),
+        ({"task": V2, "wide_system_prompt": NARROW}, None, "got " + sha(NARROW)),
+        ({"task": V2, "wide_system_prompt": 5}, None, "got no text"),
+        ({"task": V2, "wide_system_prompt": "\ud800"}, None, "must have sha256"),
+        ({"task": "other"}, NARROW, "must name a known task .* got 'other'"),
+        ({}, NARROW, "must name a known task .* got None"),
+        ([], NARROW, "must name a known task"),
+        ("{", NARROW, "must be readable JSON"),
+        ("[" * 100_000, NARROW, "must be readable JSON"),
+        ({"task": V1, "max_length": 0}, NARROW, "max_length .* above 0, got 0"),
+        ({"task": V1, "max_length": True}, NARROW, "max_length .* got True"),
+        ({"task": V1, "max_length": "512"}, NARROW, "max_length .* got '512'"),
+    ],
+)
+def test_what_is_damaged_or_unknown_is_refused(tmp_path, config, system, message):
+    # With another text than the trained one every answer would silently be off.
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_contract(write(tmp_path, config, system))
+    assert caught.value.hint
+
+
+def test_the_real_hashes_stand_in_the_code():
+    import importlib.util
+
+    spec = importlib.util.find_spec("weighbridge.scorer.contract")
+    assert spec is not None
+    assert spec.origin is not None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    # From the published releases (FIELD §1); here because the tests replace them.
+    assert '"2d6facc167cd5b20c897f527152eb231b699ff97a87ccd7f1530b69c6b6a99be"' in text
+    assert '"5ae11c8de9ed42c34dd0053f6e8fc8dc5bd946eb51b70971136a59206f015daf"' in text
+
+
+@pytest.mark.mlx
+class TestScoring:
+    @pytest.fixture
+    def trained(self, tiny, tmp_path) -> Path:
+        config = {"task": V2, "max_length": 700, "wide_system_prompt": WIDE}
+        return write(tiny.checkpoint(tmp_path / "trained"), config)
+
+    def test_layout_encoding_and_limit_follow_the_contract(self, trained, tiny, tmp_path):
+        scorer = ParallelScorer(trained)
+        assert (scorer.layout, scorer.encoding) == ("context-first", "codes")
+        # Longer prompts were never trained on; the caller may still say otherwise.
+        assert scorer.max_input_tokens == 700
+        assert ParallelScorer(trained, max_input_tokens=900).max_input_tokens == 900
+        plain = inspect_checkpoint(tiny.checkpoint(tmp_path / "plain"))
+        assert (plain.layout, plain.encoding) == ("schema-first", "labels")
+        assert plain.max_input_tokens == DEFAULT_MAX_INPUT_TOKENS
+
+    @pytest.mark.parametrize("other", [{"layout": "schema-first"}, {"encoding": "labels"}])
+    def test_another_prompt_is_refused(self, trained, other):
+        # Its codes mean nothing anywhere else.
+        with pytest.raises(CheckpointError, match=f"trained on {V2} must be scored with"):
+            ParallelScorer(trained, **other)
+        # Saying what holds anyway is no fault.
+        assert ParallelScorer(trained, layout="context-first", encoding="codes").info.contract
+
+    @pytest.mark.parametrize(("choices", "text"), [(26, NARROW), (27, WIDE)])
+    def test_the_widest_field_selects_the_text(self, trained, choices, text):
+        words = tuple(f"w{number}" for number in range(choices))
+        small = Field("small", FieldKind.BOOLEAN, "Is it?", (False, True))
+        schema = Schema((small, Field("wide", FieldKind.ENUM, "Which?", words)))
+        prompt = ParallelScorer(trained).plan(schema).prompt("x", small)
+        # One system text for the whole schema, also where a field is narrow.
+        assert prompt.startswith(f"<|begin|>system\n{text}<|end|>\n")
+
+    def test_it_scores(self, trained, tiny):
+        result = ParallelScorer(trained).score("The invoice was charged twice.", tiny.schema())
+        # Codes by position: A is the first choice of every field.
+        assert {field.code for field in result.fields.values()} <= set("ABCD")
+        for field, answer in zip(tiny.schema().fields, result.fields.values(), strict=True):
+            assert field.choices["ABCD".index(answer.code or "")] == answer.value

@@ -1,0 +1,283 @@
+"""Checkpoints that stay: loaded once, one at a time, and branched only if that is right."""
+
+import itertools
+import logging
+import math
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache
+
+from weighbridge.scorer import ParallelScorer
+from weighbridge.scorer.backend import on_mlx_thread
+from weighbridge.scorer.checkpoint import inspect_checkpoint
+from weighbridge.scorer.encodings import Encoding
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.prompts import Layout
+from weighbridge.scorer.resident import PLAN_LIMIT, PROBE_TOLERANCE, resident_checkpoint
+from weighbridge.scorer.results import ScoreResult
+
+pytestmark = pytest.mark.mlx
+
+TEXT = "The invoice was charged twice and the customer would like the money back."
+
+
+class ForgetfulCache(KVCache):
+    """Loses its offset when it is forked: wrong numbers, and no error."""
+
+    @property
+    def state(self) -> Any:
+        return self.keys, self.values, self.offset
+
+    @state.setter
+    def state(self, v: Any) -> None:
+        self.keys, self.values, _ = v
+        self.offset = 0
+
+
+class ClosedCache(KVCache):
+    """Cannot be forked at all."""
+
+    @property
+    def state(self) -> Any:
+        return self.keys, self.values, self.offset
+
+    @state.setter
+    def state(self, v: Any) -> None:
+        raise NotImplementedError("no state to set")
+
+
+def broken_llama(cache: type[KVCache]) -> type[llama.Model]:
+    """Return a llama whose layers keep such caches; whole prompts are not affected."""
+
+    class Model(llama.Model):
+        def make_cache(self) -> list[Any]:
+            return [cache() for _ in self.layers]
+
+    return Model
+
+
+@pytest.fixture
+def architecture(monkeypatch):
+    """Make a model class known to mlx-lm under a name of its own."""
+
+    def install(name: str, model: type[llama.Model]) -> str:
+        module = ModuleType(f"mlx_lm.models.{name}")
+        module.__dict__.update(Model=model, ModelArgs=llama.ModelArgs)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return name
+
+    return install
+
+
+SEEDS = itertools.count(100)
+
+
+@pytest.fixture
+def folder(tiny, tmp_path) -> Path:
+    """Return a checkpoint that no other test has loaded: equal files would be shared."""
+    return tiny.checkpoint(tmp_path / "tiny", seed=next(SEEDS))
+
+
+# --- the probe ---
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_probe_of_a_llama_is_tiny(tiny, dtype):
+    found = Engine(tiny.model(dtype=dtype)).probe()
+    # Rounding only: far within what is tolerated, and a number.
+    assert 0 <= found <= PROBE_TOLERANCE[dtype] / 10
+
+
+@pytest.mark.usefixtures("cpu")
+def test_probe_sees_a_fork_that_is_wrong(tiny):
+    model = tiny.model()
+    model.__class__ = broken_llama(ForgetfulCache)
+    # Other positions, other logits: no error anywhere, and a difference of some tenths.
+    assert PROBE_TOLERANCE["bfloat16"] < Engine(model).probe() < math.inf
+
+
+@pytest.mark.usefixtures("cpu")
+def test_probe_of_a_fork_that_fails_is_infinite(tiny):
+    model = tiny.model()
+    model.__class__ = broken_llama(ClosedCache)
+    assert Engine(model).probe() == math.inf
+
+
+@pytest.mark.usefixtures("cpu")
+def test_probe_of_numbers_that_are_none_is_infinite(tiny):
+    import mlx.core as mx
+
+    model = tiny.model()
+    model.model.norm.weight = mx.full((64,), float("nan"), mx.float64)
+    # A comparison with NaN is false; it must not pass for a small difference.
+    assert Engine(model).probe() == math.inf
+
+
+@pytest.mark.usefixtures("cpu")
+def test_probe_of_a_model_that_cannot_run_is_a_checkpoint_error(tiny):
+    model = tiny.model()
+
+    class Deaf(llama.LlamaModel):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError("needs pixels")
+
+    model.model.__class__ = Deaf
+    # Falling back to whole prompts would not help: they do not run either.
+    with pytest.raises(CheckpointError, match="plain prompt, got TypeError: needs pixels"):
+        Engine(model).probe()
+
+
+@pytest.mark.usefixtures("cpu")
+def test_probe_works_with_any_size_of_vocabulary(tiny):
+    for size in (2, 50, 97, 1000):
+        # Its tokens and candidates are spread over what there is.
+        assert Engine(tiny.model(vocab_size=size)).probe() <= 1e-12
+
+
+@pytest.mark.parametrize("cache", [ForgetfulCache, ClosedCache])
+def test_a_broken_fork_falls_back_loudly_and_scores_right(
+    tiny, tmp_path, architecture, caplog, cache
+):
+    model_type = architecture("wb_broken", broken_llama(cache))
+    broken = tiny.checkpoint(tmp_path / "broken")
+    config = (broken / "config.json").read_text().replace('"llama"', f'"{model_type}"')
+    (broken / "config.json").write_text(config)
+    plain = tiny.checkpoint(tmp_path / "plain")
+    with caplog.at_level(logging.WARNING):
+        found = ParallelScorer(broken).score(TEXT, tiny.schema(), mode="parallel")
+    # Said once, with the reason and the price.
+    assert "a forked cache differs from recomputing by" in caplog.text
+    assert "every field is computed on its own, which is slower" in caplog.text
+    expected = ParallelScorer(plain).score(TEXT, tiny.schema(), mode="independent")
+    # The same weights in an unbroken llama: whole prompts need no fork.
+    for one, other in zip(found.fields.values(), expected.fields.values(), strict=True):
+        assert one.logits == pytest.approx(other.logits, abs=1e-6)
+    assert found.timings.prefills == 0
+
+
+# --- one copy in a process ---
+
+
+def test_scorers_of_the_same_files_share_one_copy(folder, tiny, tmp_path):
+    first = ParallelScorer(folder)
+    second = ParallelScorer(shutil.copytree(folder, tmp_path / "copy"), temperature=2.0)
+    assert first.model_loaded is second.model_loaded is False
+    first.score(TEXT, tiny.schema("urgent"))
+    # Loaded by the one, there for the other: found by what the files are.
+    assert second.model_loaded
+
+
+def test_a_copy_that_is_still_there_is_loaded(folder, tiny, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    ParallelScorer(folder)
+    shutil.rmtree(folder)
+    # The first folder is known by the same fingerprint, and gone.
+    assert ParallelScorer(copy).score(TEXT, tiny.schema("urgent")).output
+
+
+def test_two_checkpoints_take_turns(tiny, tmp_path):
+    scorers = [
+        ParallelScorer(tiny.checkpoint(tmp_path / str(seed), seed=seed)) for seed in (11, 12)
+    ]
+    alone = [scorer.score(TEXT, tiny.schema()).fields for scorer in scorers]
+    # Two copies of a large model would not fit beside each other.
+    assert [scorer.model_loaded for scorer in scorers] == [False, True]
+    again = [scorer.score(TEXT, tiny.schema()).fields for scorer in scorers]
+    # Loaded anew, each gives its own answers, and they differ between the two.
+    assert again == alone
+    assert alone[0] != alone[1]
+
+
+def test_release_gives_the_weights_back(folder, tiny):
+    import mlx.core as mx
+
+    scorer = ParallelScorer(folder)
+    scorer.score(TEXT, tiny.schema())
+    held = on_mlx_thread(mx.get_active_memory)
+    resident_checkpoint(scorer.info).release()
+    # Some 130,000 float32 weights at least, and the model is loaded again on demand.
+    assert on_mlx_thread(mx.get_active_memory) < held - 400_000
+    assert not scorer.model_loaded
+    assert scorer.score(TEXT, tiny.schema()).output
+    assert scorer.model_loaded
+
+
+def test_a_failed_load_is_tried_again(folder, tiny):
+    weights = folder / "model.safetensors"
+    scorer = ParallelScorer(folder)
+    weights.rename(folder / "hidden")
+    with pytest.raises(CheckpointError, match="must load with mlx-lm"):
+        scorer.score(TEXT, tiny.schema("urgent"))
+    assert not scorer.model_loaded
+    (folder / "hidden").rename(weights)
+    # Such as a volume that was not mounted yet.
+    assert scorer.score(TEXT, tiny.schema("urgent")).output
+
+
+def test_plans_are_kept_and_bounded(folder, tiny):
+    info = inspect_checkpoint(folder)
+    kept = resident_checkpoint(info)
+    layout, encoding = Layout.SCHEMA_FIRST, Encoding.LABELS
+    first = kept.plan(tiny.schema(), layout, encoding, 1000)
+    # The same questions, read again from a file of another name.
+    assert kept.plan(tiny.schema(), layout, encoding, 1000) is first
+    for change in (
+        (tiny.schema("mood"), layout, encoding, 1000),
+        (tiny.schema(), Layout.CONTEXT_FIRST, encoding, 1000),
+        (tiny.schema(), layout, Encoding.CODES, 1000),
+        (tiny.schema(), layout, encoding, 1001),
+    ):
+        assert kept.plan(*change) is not first
+    for limit in range(2000, 2000 + PLAN_LIMIT):
+        kept.plan(tiny.schema("urgent"), layout, encoding, limit)
+    # Least recently used first out, so a long-lived process does not grow.
+    assert kept.plan(tiny.schema(), layout, encoding, 1000) is not first
+
+
+def test_schema_prefix_stays_between_documents(folder, tiny):
+    scorer = ParallelScorer(folder)
+    first, second = scorer.score_batch([TEXT, "Login is not possible."], tiny.schema())
+    assert isinstance(first, ScoreResult)
+    assert isinstance(second, ScoreResult)
+    # The first document computes the questions, the second takes them.
+    assert (first.timings.resident_tokens, first.timings.prefills) == (0, 2)
+    assert (second.timings.resident_tokens, second.timings.prefills) == (
+        len(scorer.plan(tiny.schema()).resident),
+        1,
+    )
+
+
+def test_weights_that_are_no_numbers_reject_the_document(tiny, tmp_path, caplog):
+    folder = tiny.checkpoint(tmp_path / "nan")
+
+    def spoil() -> None:
+        import mlx.core as mx
+
+        path = str(folder / "model.safetensors")
+        arrays: Any = mx.load(path)
+        width = arrays["model.norm.weight"].shape
+        mx.save_safetensors(path, {**arrays, "model.norm.weight": mx.full(width, float("nan"))})
+
+    on_mlx_thread(spoil)
+    (found,) = ParallelScorer(folder).score_batch([TEXT], tiny.schema("urgent"))
+    # NaN must not get into the store, where it would be an answer.
+    assert not isinstance(found, ScoreResult)
+    assert found.code == "document.not_finite"
+    assert "'urgent'" in found.message
+    assert "recomputing" in caplog.text
+
+
+def test_tolerances_cover_the_compute_dtypes():
+    # Each as wide as its rounding needs: the coarser the type, the wider.
+    values = [PROBE_TOLERANCE[name] for name in ("float64", "float32", "float16", "bfloat16")]
+    assert values == sorted(values)
+    assert np.finfo(np.float32).eps * 100 < PROBE_TOLERANCE["float32"]

@@ -1,0 +1,329 @@
+"""Plans on a real store: every record once, every text scored once, whatever comes."""
+
+import itertools
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+
+from weighbridge.db import (
+    AnswerRecord,
+    BatchRecord,
+    CheckpointRow,
+    ChoiceRecord,
+    DocumentRecord,
+    ItemRecord,
+    RunStart,
+    SchemaRow,
+    Store,
+    open_engine,
+    run_summary,
+    sqlite_url,
+)
+from weighbridge.tasks import planning
+from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches, text_sha256
+from weighbridge.tasks.sources import BadRecord, Document
+
+ANSWER = AnswerRecord("q", "enum", (ChoiceRecord("a", 1.0), ChoiceRecord("b", 0.0)), 0, 1.0)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = open_engine(sqlite_url(tmp_path_factory.mktemp("planning") / "store.db"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def store(engine: Engine) -> Store:
+    return Store(engine)
+
+
+def a_key() -> str:
+    """Return a schema hash of its own, so that examples share no decisions."""
+    return f"{next(_numbers):064x}"
+
+
+def begin(store: Store, key: str, flow_run_id: str | None = None) -> int:
+    start = RunStart(
+        flow_run_id=flow_run_id,
+        name="test",
+        host=platform.node(),
+        pid=os.getpid(),
+        schema=SchemaRow(key, "test", "{}"),
+        checkpoint=CheckpointRow("c" * 64, "tiny"),
+        temperature=1.0,
+        temperature_kind="default",
+        temperature_source="default",
+        documents_source="memory",
+        mode="auto",
+        layout="schema-first",
+        encoding="labels",
+        contract=None,
+        dtype="float32",
+        prompt_version="1",
+        max_input_tokens=4096,
+        backend="cpu",
+    )
+    return store.begin_run(start).run_id
+
+
+def document(position: int, text: str) -> Document:
+    return Document(position, position + 1, f"id-{position}", text, {})
+
+
+def bad(position: int) -> BadRecord:
+    return BadRecord(position, position + 1, None, "document.empty", "must not be blank")
+
+
+def record(store: Store, run_id: int, batch: Batch) -> None:
+    def item(of: Document | BadRecord, status: str) -> ItemRecord:
+        text = of.text if isinstance(of, Document) else None
+        return ItemRecord(
+            position=of.position,
+            document=DocumentRecord(text_sha256(text), text, len(text)) if text else None,
+            status=status,  # type: ignore[arg-type]
+            code=of.code if isinstance(of, BadRecord) else None,
+            message=of.message if isinstance(of, BadRecord) else None,
+            answers=(ANSWER,) if status == "scored" else (),
+        )
+
+    items = (
+        *(item(each, "scored") for each in batch.to_score),
+        *(item(each, "reused") for each in batch.decided),
+        *(item(each, "rejected") for each in batch.bad),
+    )
+    store.record_batch(run_id, BatchRecord(batch.began_at, None, "auto", "cpu", items))
+
+
+def decide(store: Store, key: str, texts: Sequence[str]) -> None:
+    """Let an earlier run decide some texts."""
+    run_id = begin(store, key)
+    if texts:
+        record(store, run_id, Batch(tuple(document(i, text) for i, text in enumerate(texts))))
+    store.finish_run(run_id, "completed")
+
+
+def as_records(texts: Sequence[str | None]) -> list[Document | BadRecord]:
+    return [bad(i) if text is None else document(i, text) for i, text in enumerate(texts)]
+
+
+def positions(batches: Sequence[Batch]) -> list[int]:
+    return [
+        record.position
+        for batch in batches
+        for record in (*batch.to_score, *batch.decided, *batch.bad)
+    ]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    texts=st.lists(st.none() | st.sampled_from("abcdefgh"), max_size=40),
+    decided=st.sets(st.sampled_from("abcdefgh")),
+    size=st.integers(1, 6),
+    window=st.integers(1, 9),
+    most_free=st.integers(1, 12),
+    interrupted_after=st.integers(0, 4),
+)
+def test_every_record_once_and_every_text_scored_once(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[str | None],
+    decided: set[str],
+    size: int,
+    window: int,
+    most_free: int,
+    interrupted_after: int,
+):
+    monkeypatch.setattr(planning, "WINDOW", window)
+    monkeypatch.setattr(planning, "MAX_FREE", most_free)
+    key = a_key()
+    decide(store, key, sorted(decided))
+    run_id = begin(store, key, flow_run_id=key)
+    records = as_records(texts)
+
+    batches: list[Batch] = []
+    for batch in plan_batches(store, run_id, records, BatchSizer(size)):
+        if len(batches) == interrupted_after:
+            break  # this batch is planned and claimed, and never recorded
+        batches.append(batch)
+        record(store, run_id, batch)
+    # A retry of the same flow run goes on where it stopped.
+    assert begin(store, key, flow_run_id=key) == run_id
+    for batch in plan_batches(store, run_id, records, BatchSizer(size)):
+        batches.append(batch)
+        record(store, run_id, batch)
+
+    assert sorted(positions(batches)) == list(range(len(texts)))
+    scored = [each.text for batch in batches for each in batch.to_score]
+    assert sorted(scored) == sorted({text for text in texts if text} - decided)
+    assert all(len(batch.to_score) <= size for batch in batches)
+    # What waits without need of the model is bounded: a window may come on top.
+    assert all(len(batch.decided) + len(batch.bad) <= most_free + window for batch in batches)
+    summary = store.finish_run(run_id, "completed", documents=len(texts))
+    assert (summary.scored, summary.rejected) == (len(scored), texts.count(None))
+    assert summary.wasted == 0
+
+
+def test_a_text_already_waiting_does_not_pile_up(store: Store):
+    # One text 5,000 times: held back until its batch is full, it would fill the memory.
+    run_id = begin(store, a_key())
+    records = (document(position, "same") for position in range(5000))
+    batches: list[Batch] = []
+    for batch in plan_batches(store, run_id, records, BatchSizer(8)):
+        batches.append(batch)
+        record(store, run_id, batch)
+    assert [each.text for batch in batches for each in batch.to_score] == ["same"]
+    assert max(map(len, batches)) <= planning.MAX_FREE + planning.WINDOW
+    assert store.finish_run(run_id, "completed", documents=5000).reused == 4999
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What happens in the world during each wait of a plan, instead of time going by."""
+    happenings: list[Callable[[], None]] = []
+    monkeypatch.setattr(planning.time, "sleep", lambda _: happenings.pop(0)())
+    return happenings
+
+
+def test_what_another_run_is_scoring_is_waited_for_and_reused(
+    store: Store, waits: list[Callable[[], None]]
+):
+    key = a_key()
+    other, run_id = begin(store, key), begin(store, key)
+    assert store.claim(other, [text_sha256("b")])
+    waits += [
+        lambda: None,  # the other run is still at it
+        lambda: record(store, other, Batch((document(0, "b"),))),
+    ]
+    batches: list[Batch] = []
+    for batch in plan_batches(store, run_id, as_records(["a", "b", "b", "c"]), BatchSizer(8)):
+        batches.append(batch)
+        record(store, run_id, batch)
+    assert [[each.text for each in batch.to_score] for batch in batches] == [["a", "c"], []]
+    assert [[each.position for each in batch.decided] for batch in batches] == [[], [1, 2]]
+    assert waits == []
+    store.finish_run(other, "completed")
+    summary = store.finish_run(run_id, "completed", documents=4)
+    assert (summary.scored, summary.reused, summary.wasted) == (2, 2, 0)
+
+
+def test_what_another_run_lets_go_of_is_scored_after_all(
+    store: Store, waits: list[Callable[[], None]]
+):
+    key = a_key()
+    other, run_id = begin(store, key), begin(store, key)
+    assert store.claim(other, [text_sha256("b")])
+    waits += [lambda: None, lambda: None, lambda: store.finish_run(other, "failed") and None]
+    batches: list[Batch] = []
+    for batch in plan_batches(store, run_id, as_records(["b", None, "b"]), BatchSizer(8)):
+        batches.append(batch)
+        record(store, run_id, batch)
+    assert [[each.text for each in batch.to_score] for batch in batches] == [[], ["b"]]
+    assert store.finish_run(run_id, "completed", documents=3).scored == 1
+
+
+def test_two_runs_by_turns_score_each_text_once(engine: Engine, waits: list[Callable[[], None]]):
+    # Two runs over the same records; each batch of one is recorded while the other has one out.
+    key = a_key()
+    stores = [Store(engine), Store(engine)]
+    runs = [begin(store, key) for store in stores]
+    texts = [text for text in "abcdefghij" for _ in range(2)]
+    plans = [
+        plan_batches(store, run_id, as_records(texts), BatchSizer(2))
+        for store, run_id in zip(stores, runs, strict=True)
+    ]
+    scored: list[str] = []
+    out: list[Batch | None] = [None, None]
+
+    def settle(turn: int) -> None:
+        held, out[turn] = out[turn], None
+        if held is not None:
+            record(stores[turn], runs[turn], held)
+
+    def take(turn: int) -> None:
+        settle(turn)
+        batch = out[turn] = next(plans[turn], None)
+        scored.extend(batch.texts if batch else ())
+
+    # While one waits, the other records what it has out.
+    waits += [lambda: settle(1), lambda: settle(0)] * 20
+    take(0)
+    while any(out):
+        take(1)
+        take(0)
+    assert sorted(scored) == sorted(set(texts))
+    assert len(waits) < 40  # they did get into each other's way
+    for run_id, store in zip(runs, stores, strict=True):
+        assert store.finish_run(run_id, "completed", documents=len(texts)).wasted == 0
+    assert sum(run_summary(engine, run_id).scored for run_id in runs) == 10
+
+
+def test_a_claim_that_ran_out_is_taken_over(tmp_path: Path, waits: list[Callable[[], None]]):
+    engine = open_engine(sqlite_url(tmp_path / "store.db"))
+    now = [datetime.now(UTC)]
+    store = Store(engine, claim_seconds=900, clock=lambda: now[0])
+    key = a_key()
+    other, run_id = begin(store, key), begin(store, key)
+    assert store.claim(other, [text_sha256("b")])
+
+    def a_quarter_of_an_hour() -> None:
+        now[0] += timedelta(seconds=901)
+
+    waits += [a_quarter_of_an_hour]
+    (batch,) = plan_batches(store, run_id, as_records(["b"]), BatchSizer(8))
+    assert batch.texts == ("b",)
+    engine.dispose()
+
+
+def test_batch_sizes():
+    sizer = BatchSizer()
+    assert sizer.size == 2
+    # 2 documents took 0.1 s: 40 would fit into 2 s, and the size at most doubles.
+    sizer.observe(2, 0.1)
+    assert sizer.size == 4
+    # 4 documents took 2.7 s, so 2 s hold 4 · 2 / 2.7 = 2.96.
+    sizer.observe(4, 2.7)
+    assert sizer.size == 3
+    # A part of a batch counts by its own size: 5 in 2 s.
+    sizer.observe(5, 2.0)
+    assert sizer.size == 5
+    # One document of 90 s: never less than one.
+    sizer.observe(1, 90.0)
+    assert sizer.size == 1
+    # Nothing was scored, so nothing was learnt.
+    sizer.observe(0, 1.0)
+    sizer.observe(1, 0.0)
+    assert sizer.size == 1
+    for _ in range(20):
+        sizer.observe(1000, 0.001)
+    assert sizer.size == 256
+
+
+def test_a_fixed_batch_size_stays():
+    sizer = BatchSizer(3)
+    sizer.observe(3, 100.0)
+    assert sizer.size == 3
+
+
+def test_a_plan_adapts_to_how_long_its_batches_take(store: Store, monkeypatch: pytest.MonkeyPatch):
+    clock = itertools.count()  # each look at the clock is a second later than the last
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: float(next(clock)))
+    run_id = begin(store, a_key())
+    sizes: list[int] = []
+    texts = [f"text {number}" for number in range(60)]
+    for batch in plan_batches(store, run_id, as_records(texts), BatchSizer()):
+        sizes.append(len(batch.texts))
+        record(store, run_id, batch)
+    # Each batch takes one second, so two seconds hold twice as many.
+    assert sizes == [2, 4, 8, 16, 30]
+    store.finish_run(run_id, "completed", documents=60)
