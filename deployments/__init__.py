@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weighbridge.deployments.cli import main
-    from weighbridge.deployments.cli.errors import CommandError, ExitCode
+    from weighbridge.deployments.cli.errors import ExitCode
+    from weighbridge.deployments.errors import CommandError
 
-_MODULES = {"CommandError": "cli.errors", "ExitCode": "cli.errors", "main": "cli"}
+_MODULES = {"CommandError": "errors", "ExitCode": "cli.errors", "main": "cli"}
 
 __all__ = ["CommandError", "ExitCode", "main"]
 

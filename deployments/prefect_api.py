@@ -1,6 +1,7 @@
 """Which Prefect API a command reports its flow runs to. Import before Prefect."""
 
 import ipaddress
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -8,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from weighbridge.deployments.cli.errors import CommandError
+from weighbridge.deployments.errors import CommandError
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 
@@ -20,6 +21,7 @@ _DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     # Commands say themselves what went wrong; the log of a run is kept by the API.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "weighbridge",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
@@ -32,6 +34,8 @@ def quiet_prefect() -> None:
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    # Or the log handler reports to stderr, batch by batch, that its server has gone.
+    logging.raiseExceptions = False
 
 
 @contextmanager

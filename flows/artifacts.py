@@ -43,7 +43,8 @@ class ProgressArtifact:
 
     def update(self, done: int) -> None:
         """Show that so many records are recorded."""
-        update_progress_artifact(self._artifact, progress=100.0 * done / self._total)
+        # A source that grows meanwhile fails the run at its end, not its progress.
+        update_progress_artifact(self._artifact, progress=min(100.0 * done / self._total, 100.0))
 
 
 def publish_summary(run: Run, temperature: Temperature) -> RunSummary:

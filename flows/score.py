@@ -43,7 +43,10 @@ class ScoreRequest(BaseModel):
         default=False, description="Consent to temperature 1.0 where the policy refuses it."
     )
     max_input_tokens: int | None = Field(
-        default=None, ge=1, description="Longest prompt in tokens; empty takes the checkpoint's."
+        default=None,
+        ge=1,
+        le=10**9,
+        description="Longest prompt in tokens; empty takes the checkpoint's.",
     )
     layout: Literal["schema-first", "context-first"] | None = Field(
         default=None, description="What stands first in the prompt; empty takes the checkpoint's."
@@ -55,13 +58,18 @@ class ScoreRequest(BaseModel):
         default="auto", description="How the fields of a document are computed."
     )
     field_batch_size: int | None = Field(
-        default=None, ge=1, description="Prompt rows per branch batch; empty takes all at once."
+        default=None,
+        ge=1,
+        le=10**6,
+        description="Prompt rows per branch batch; empty takes all at once.",
     )
     batch_size: int | None = Field(
         default=None, ge=1, le=1024, description="Documents per batch; empty adapts to two seconds."
     )
     rescore: bool = Field(default=False, description="Decide again what is decided already.")
-    limit: int | None = Field(default=None, ge=0, description="Score only so many documents.")
+    limit: int | None = Field(
+        default=None, ge=0, le=10**12, description="Score only so many documents."
+    )
     store_text: bool = Field(default=True, description="Keep texts and metadata in the store.")
     text_field: str = Field(default="text", description="Column that holds the text.")
     id_field: str = Field(default="id", description="Column that holds the document's own id.")
@@ -74,6 +82,13 @@ class ScoreRequest(BaseModel):
     source: str | None = Field(
         default=None, description="What people know the documents as, where it is not the path."
     )
+
+    @field_validator("*")
+    @classmethod
+    def _unicode(cls, value: object) -> object:
+        if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
+            raise ValueError("must be UTF-8 text, as parameters of a flow are JSON")
+        return value
 
     @field_validator("database")
     @classmethod

@@ -4,6 +4,7 @@
 `labels`: each choice is its literal text on a token trie; its logit is the sum,
 along its path, of the log-softmax over the tokens the trie allows next. Equal
 to scoring every whole text among the allowed ones, with one row per branching.
+What a model prefers before it has read anything is then subtracted (`prior.py`).
 """
 
 import re

@@ -245,6 +245,22 @@ class Engine:
         mx.eval(logits)
         return np.array(logits)
 
+    def head_difference(self) -> float:
+        """Compare candidate logits with the whole model, head included, on one prompt.
+
+        The only place where the full head runs: once, when a checkpoint is loaded.
+        An architecture that caps or scales its logits shows here.
+
+        Returns:
+            The largest difference relative to the largest logit; not a number where
+            the logits are none, which is for the documents to tell.
+        """
+        step = max(vocabulary_size(self._model) // 97, 1)
+        tokens, candidates = (1, 2, 3, 4), tuple(index * step for index in range(8))
+        whole = self._model(mx.array([tokens]))[0, -1][mx.array(candidates)]
+        own = self._read(tokens, None, candidates)[0]
+        return _relative(own, np.array(whole.astype(mx.float32)))
+
     def probe(self) -> float:
         """Compare fork with recompute on this very model.
 
@@ -273,6 +289,10 @@ class Engine:
             parallel, _ = self.score(rows, mode=Mode.PARALLEL)
         except failures:
             return float("inf")
-        scale = max(float(np.abs(reference).max()), 1.0)
-        worst = float(np.abs(np.array(parallel) - np.array(reference)).max()) / scale
+        worst = _relative(np.array(parallel), np.array(reference))
         return worst if np.isfinite(worst) else float("inf")
+
+
+def _relative(found: np.ndarray, reference: np.ndarray) -> float:
+    scale = max(float(np.abs(reference).max()), 1.0)
+    return float(np.abs(found - reference).max()) / scale

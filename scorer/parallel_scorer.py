@@ -192,15 +192,20 @@ class ParallelScorer:
     def _score_ready(
         self, plan: SchemaPlan, ready: "_Ready", mode: Mode, batch_size: int | None
     ) -> ScoreResult | Rejection:
+        prompted = ready.prompted
+        prior = self._resident.prior(plan) if prompted.rows else ()
         start = time.perf_counter()
         rows, timings = (
-            self._resident.score(
-                ready.prompted.rows, mode, batch_size, ready.prompted.resident_tokens
-            )
-            if ready.prompted.rows
+            self._resident.score(prompted.rows, mode, batch_size, prompted.resident_tokens)
+            if prompted.rows
             else ([], Timings())
         )
         logits = plan.choice_logits(rows)
+        if prior:
+            logits = [
+                tuple(float(logit) for logit in np.subtract(said, leaned))
+                for said, leaned in zip(logits, prior, strict=True)
+            ]
         for field, values in zip(plan.schema.fields, logits, strict=True):
             if not all(map(math.isfinite, values)):
                 return Rejection(

@@ -5,6 +5,7 @@ documents: codes and label paths at the real answer boundary, the number of
 control tokens, and the leading tokens that all documents share.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,7 @@ from weighbridge.scorer.encodings import (
 )
 from weighbridge.scorer.engine import Row, common_prefix
 from weighbridge.scorer.errors import CheckpointError, DocumentError
+from weighbridge.scorer.prior import reference_texts
 from weighbridge.scorer.prompts import Layout, PromptText
 from weighbridge.scorer.schema import Field, Schema
 
@@ -103,6 +105,31 @@ class SchemaPlan:
             DocumentError: The document is empty, is not encodable, makes
                 control tokens, or is too long; nothing is ever cut.
         """
+        prompted = self._rows(text)
+        if prompted.input_tokens > self.max_input_tokens:
+            raise DocumentError(
+                f"a prompt must have at most {self.max_input_tokens} tokens, "
+                f"got {prompted.input_tokens} (document, schema and field together)",
+                code="document.too_long",
+                hint="raise --max-input-tokens, or split the document",
+            )
+        return prompted
+
+    def reference_rows(self) -> list[Prompted]:
+        """Return the rows of the texts that measure the label prior; none in `codes`.
+
+        Not held to the limit of documents: the prior belongs to the key of a
+        decision, and the limit does not.
+        """
+        if self._encoding is Encoding.CODES:
+            return []
+        references: list[Prompted] = []
+        for text in reference_texts(self.schema):
+            with suppress(DocumentError):
+                references.append(self._rows(text))
+        return references
+
+    def _rows(self, text: str) -> Prompted:
         check_text(text)
         document = self._text.document(text)
         rows: list[Row] = []
@@ -116,14 +143,6 @@ class SchemaPlan:
             rows.extend(
                 Row(prompt + branching.path, branching.candidates)
                 for branching in choices.branchings
-            )
-        # After all fields, so that the number given is a limit that would do.
-        if longest > self.max_input_tokens:
-            raise DocumentError(
-                f"a prompt must have at most {self.max_input_tokens} tokens, got {longest} "
-                "(document, schema and field together)",
-                code="document.too_long",
-                hint="raise --max-input-tokens, or split the document",
             )
         # A document may merge with the text before it, and then shares less.
         shared = all(row.tokens[: len(self.resident)] == self.resident for row in rows)

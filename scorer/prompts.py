@@ -21,7 +21,7 @@ LAYOUT_VERSIONS = {"schema-first": 1, "context-first": 1}
 ENCODING_VERSIONS = {"labels": 1, "codes": 1}
 """Raised with every change of wording: part of the key of a decision."""
 
-INSTRUCTIONS = "Read the document and answer the question about it."
+INSTRUCTIONS = "Read the text and answer the questions."
 
 
 class Layout(StrEnum):
@@ -83,14 +83,11 @@ class PromptText:
             field: The requested field, one of the schema's.
         """
         write = self._schema_first if self._layout is Layout.SCHEMA_FIRST else self._context_first
-        lead_in = f"{self._chat.as_data(field.name)}:" if self._encoding is Encoding.LABELS else ""
-        return self._chat.render(write(document, field)) + lead_in
+        lead_in = f"{_spoken(field)}:" if self._encoding is Encoding.LABELS else ""
+        return self._chat.render(write(document, field)) + self._chat.as_data(lead_in)
 
     def _schema_first(self, document: str, field: Field) -> list[Message]:
-        user = (
-            f"{self._system or INSTRUCTIONS}\n\n{self._questions}\n\n"
-            f"Document:\n{document}\n\n{self._request(field)}"
-        )
+        user = f"{INSTRUCTIONS}\n\n{self._questions}\n\nText: {document}\n\n{self._asked(field)}"
         return [{"role": "user", "content": user}]
 
     def _context_first(self, document: str, field: Field) -> list[Message]:
@@ -104,19 +101,17 @@ class PromptText:
         ]
 
     def _question(self, field: Field) -> str:
-        """Put a field in plain sentences: name, description, choices."""
-        return self._chat.as_data(f"{field.name}: {field.description} {self._options(field)}")
-
-    def _options(self, field: Field) -> str:
+        """Put a field in plain sentences: the question, its description, the choices."""
         options: list[str] = []
         for position, (key, word) in enumerate(zip(field.keys, field.words, strict=True)):
             code = f"{self._codes[position]} = " if self._codes else ""
             meaning = field.choice_descriptions.get(key)
-            options.append(f"{code}{word}" + (f" ({meaning})" if meaning else ""))
-        return f"Choices: {', '.join(options)}."
+            options.append(f"{code}{word} ({meaning})" if meaning else f"{code}{word}")
+        choices = self._chat.as_data(f"{field.description} It can be {_or(options)}.")
+        return f"{self._asked(field)} {choices}"
 
-    def _request(self, field: Field) -> str:
-        return self._chat.as_data(f"Which {field.name}? {', '.join(field.words)}")
+    def _asked(self, field: Field) -> str:
+        return self._chat.as_data(f"What is the {_spoken(field)} of the text?")
 
     def _definition(self, field: Field) -> dict[str, Any]:
         """Describe a field as the trained contract does."""
@@ -128,6 +123,16 @@ class PromptText:
                 shown["description"] = field.choice_descriptions[key]
             choices.append(shown)
         return {"name": field.name, "description": field.description, "choices": choices}
+
+
+def _spoken(field: Field) -> str:
+    """Return the name of a field as words."""
+    return field.name.replace("_", " ")
+
+
+def _or(options: Sequence[str]) -> str:
+    """Join options as a sentence does."""
+    return " or ".join(filter(None, (", ".join(options[:-1]), options[-1])))
 
 
 def contract_json(value: object) -> str:

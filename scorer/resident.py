@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.checkpoint import CheckpointInfo, load_model
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine, Mode, Row, Timings
+from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.plan import SchemaPlan
+from weighbridge.scorer.prior import label_prior
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.schema import Schema
 
@@ -26,7 +29,7 @@ logger = logging.getLogger(__name__)
 PLAN_LIMIT = 16
 
 PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
-"""Largest relative difference between fork and recompute, by compute dtype."""
+"""Largest relative difference of logits that must be equal, by compute dtype."""
 
 
 class ResidentCheckpoint:
@@ -43,6 +46,9 @@ class ResidentCheckpoint:
         self.branching = True
         self._engine: Engine | None = None
         self._plans: OrderedDict[tuple[object, ...], SchemaPlan] = OrderedDict()
+        self._priors: WeakKeyDictionary[SchemaPlan, tuple[tuple[float, ...], ...]] = (
+            WeakKeyDictionary()
+        )
 
     @property
     def loaded(self) -> bool:
@@ -88,6 +94,29 @@ class ResidentCheckpoint:
             mode = Mode.INDEPENDENT
         return engine.score(rows, mode=mode, batch_size=batch_size, resident_tokens=resident_tokens)
 
+    def prior(self, plan: SchemaPlan) -> tuple[tuple[float, ...], ...]:
+        """Return the label prior of a plan, measured once; empty where there is none.
+
+        Call on the MLX thread.
+        """
+        if plan not in self._priors:
+            start = time.perf_counter()
+            references = plan.reference_rows()
+            self._priors[plan] = label_prior(
+                [
+                    plan.choice_logits(
+                        self.score(each.rows, Mode.AUTO, None, each.resident_tokens)[0]
+                    )
+                    for each in references
+                ]
+            )
+            logger.info(
+                "label prior from %d texts of the schema in %.1f s",
+                len(references),
+                time.perf_counter() - start,
+            )
+        return self._priors[plan]
+
     def release(self) -> None:
         """Give the weights and all caches back."""
         self._engine = None
@@ -99,8 +128,15 @@ class ResidentCheckpoint:
         logger.info("loading %s on %s", self.info.name, self.backend.name)
         model = load_model(self.info.folder, self.backend.dtype)
         engine = Engine(model, chunk=self.backend.chunk)
+        tolerance = PROBE_TOLERANCE[self.backend.dtype]
+        if engine.head_difference() > tolerance:
+            raise CheckpointError(
+                f"the logits of a checkpoint must be a plain product with its head, and "
+                f"{self.info.architecture} caps or scales them",
+                hint="this architecture is not supported yet",
+            )
         difference = engine.probe()
-        self.branching = difference <= PROBE_TOLERANCE[self.backend.dtype]
+        self.branching = difference <= tolerance
         if not self.branching:
             logger.warning(
                 "%s: a forked cache differs from recomputing by %.2g (relative), so every field "

@@ -15,6 +15,7 @@ NO_NETWORK = TESTS / "no_network"
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
+os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"  # as our commands set it
 os.environ["HF_HUB_OFFLINE"] = "1"
 runpy.run_path(str(NO_NETWORK / "sitecustomize.py"))
 

@@ -180,3 +180,24 @@ def test_importing_loads_no_more_than_it_should(module: str, absent: set[str]):
     code = f"import sys, {OURS}.{module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert absent & set(done.stdout.split()) == set()
+
+
+def test_every_module_can_be_the_first_one_imported():
+    # A circle of imports shows only when it is entered at the wrong place.
+    modules = sorted(
+        f"{OURS}.{path.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}"
+        for path in files()
+        if path.name not in {"__init__.py", "__main__.py", "env.py"}
+        and "versions" not in path.parts
+    )
+    code = (
+        "import importlib, sys\n"
+        "for module in sys.argv[1:]:\n"
+        f"    for known in [name for name in sys.modules if name.startswith('{OURS}')]:\n"
+        "        del sys.modules[known]\n"
+        "    importlib.import_module(module)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -26,7 +26,7 @@ _KNOWN = {
     "weighbridge.scorer.errors": "ScorerError",
     "weighbridge.db.errors": "StoreError",
     "weighbridge.tasks.errors": "TaskError",
-    "weighbridge.deployments.cli.errors": "CommandError",
+    "weighbridge.deployments.errors": "CommandError",
 }
 
 
@@ -38,20 +38,6 @@ class ExitCode(IntEnum):
     USAGE = 2
     REJECTED = 3
     INTERRUPTED = 130
-
-
-class CommandError(Exception):
-    """A command cannot do what was asked, for a reason that no other layer knows.
-
-    Attributes:
-        message: The sentence for the reader; also `str(error)`.
-        hint: What to do about it, or None when the message already says so.
-    """
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:

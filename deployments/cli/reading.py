@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weighbridge.deployments.cli.errors import CommandError
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption, RunArgument
 from weighbridge.deployments.console import Column, print_hint, print_json, print_note, print_table
+from weighbridge.deployments.errors import CommandError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

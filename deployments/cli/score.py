@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from weighbridge.deployments.cli.errors import CommandError, ExitCode
+from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
 from weighbridge.deployments.console import print_hint, print_json, print_note
-from weighbridge.deployments.prefect_api import reporting
+from weighbridge.deployments.errors import CommandError
+from weighbridge.deployments.prefect_api import quiet_prefect, reporting
 from weighbridge.deployments.progress import progress_bar
 from weighbridge.deployments.report import print_answers, print_closing, print_distribution
+from weighbridge.tasks.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from sqlalchemy import Engine
 
+    from weighbridge.flows import ScoreRequest
     from weighbridge.tasks.settings import Settings
 
 _T = TypeVar("_T")
@@ -31,24 +34,20 @@ _T = TypeVar("_T")
 _SCORER = "Scorer"
 _DOCUMENTS = "Documents"
 _ANSWERS = "Answers"
+_GOES_ON = "what is recorded is kept: the same command scores only the rest"
 
 
 def score(
+    schema: Annotated[
+        str,
+        typer.Option("--schema", metavar="FILE|JSON", help="The questions: a file, or JSON."),
+    ],
     documents: Annotated[
         str | None,
         typer.Argument(
             metavar="DOCS", help="A JSONL or CSV file; - reads stdin.", show_default=False
         ),
     ] = None,
-    schema: Annotated[
-        str,
-        typer.Option(
-            "--schema",
-            metavar="FILE|JSON",
-            help="The questions: a file, or JSON.",
-            show_default=False,
-        ),
-    ] = "",
     text: Annotated[
         str | None,
         typer.Option(
@@ -187,8 +186,6 @@ def score(
     """
     if (documents is None) == (text is None):
         raise typer.BadParameter("name documents (a file, or - for stdin), or --text, not both")
-    if not schema:
-        raise typer.BadParameter("name the questions with --schema (a file, or JSON)")
     from weighbridge.tasks.settings import load_settings
 
     settings = load_settings(database_url=database, allow_remote_api=allow_remote_api or None)
@@ -267,6 +264,7 @@ def run_flow(
     Returns:
         What the flow returns.
     """
+    import httpx
     from pydantic import ValidationError
 
     from weighbridge.db import ResultRow, export_format, export_rows, results, store_path
@@ -277,20 +275,30 @@ def run_flow(
     if path is None:
         # Prefect keeps the parameters of a flow, and this URL may hold a password.
         os.environ["WEIGHBRIDGE_DATABASE_URL"] = settings.database_url
-    with reporting(allow_remote=settings.allow_remote_api, say=print_note):
-        from weighbridge.flows.progress import listening
-        from weighbridge.flows.score import ScoreRequest, score_documents
+    quiet_prefect()
+    from weighbridge.flows import ScoreRequest, listening, score_documents
 
-        try:
-            made = ScoreRequest.model_validate({**request, "database": path and str(path)})
-        except ValidationError as error:
-            raise _refused(error) from error
-        try:
-            with progress_bar() as listener, listening(listener):
-                outcome = score_documents(made)
-        except KeyboardInterrupt:
-            print_hint("what is recorded is kept: the same command scores only the rest")
-            raise
+    try:
+        made = ScoreRequest.model_validate({**request, "database": path and str(path)})
+    except ValidationError as error:
+        raise _refused(error) from error
+    _check(made)
+    try:
+        with (
+            reporting(allow_remote=settings.allow_remote_api, say=print_note),
+            progress_bar() as listener,
+            listening(listener),
+        ):
+            outcome = score_documents(made)
+    except KeyboardInterrupt:
+        print_hint(_GOES_ON)
+        raise
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise CommandError(
+            f"the Prefect API must answer until the run is done, and it does not: {reason}",
+            hint=_GOES_ON,
+        ) from error
     if output is not None:
         rows = ask_store(settings.database_url, results, outcome["run_id"])
         export_rows(rows, output, columns=ResultRow.__annotations__)
@@ -298,12 +306,31 @@ def run_flow(
     return outcome
 
 
-def _refused(error: "ValidationError") -> CommandError:
+def _check(request: "ScoreRequest") -> None:
+    """Find in a moment what the flow would find after a server has started."""
+    from weighbridge.tasks import open_scorer, read_documents, read_schema
+
+    read_schema(request.schema_)
+    temperature = open_scorer(request.scorer()).temperature
+    if temperature.warning:
+        print_hint(temperature.warning)
+    read_documents(
+        request.documents,
+        text_field=request.text_field,
+        id_field=request.id_field,
+        format=request.format,
+    )
+
+
+def _refused(error: "ValidationError") -> typer.BadParameter:
     """Say the first thing that is wrong with a request, by the name of its option."""
     first = error.errors()[0]
-    name = str(first["loc"][0]).rstrip("_").replace("_", "-")
-    return CommandError(
-        f"--{name}: {first['msg']}, got {first['input']!r}", hint="weighbridge score --help"
+    field = str(first["loc"][0])
+    named = {"documents": "DOCS", "database": "--db"}
+    reason = first["msg"].removeprefix("Value error, ")
+    return typer.BadParameter(
+        f"{reason}, got {first['input']!r:.80}",
+        param_hint=named.get(field, f"--{field.rstrip('_').replace('_', '-')}"),
     )
 
 
@@ -328,5 +355,9 @@ def document_file(documents: str | None, text: str | None) -> Generator[tuple[st
             else:
                 file.write(json.dumps({"text": text}).encode())
         yield name, "stdin" if text is None else "--text"
+    except SourceError as error:
+        # Where it was spooled says nothing to whoever piped it in.
+        hint = error.hint and error.hint.replace(name, "-")
+        raise SourceError(error.message.replace(name, "standard input"), hint=hint) from error
     finally:
         Path(name).unlink(missing_ok=True)

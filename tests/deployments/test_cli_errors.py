@@ -13,7 +13,8 @@ import typer
 
 from weighbridge.db.errors import StoreOutdated
 from weighbridge.deployments.cli import main
-from weighbridge.deployments.cli.errors import CommandError, ExitCode, run_app
+from weighbridge.deployments.cli.errors import ExitCode, run_app
+from weighbridge.deployments.errors import CommandError
 from weighbridge.scorer.errors import SchemaError
 from weighbridge.tasks.errors import SettingsError, SourceError
 

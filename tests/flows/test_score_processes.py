@@ -99,7 +99,7 @@ def recorded(database: Path) -> tuple[int, int]:
 def test_interrupted_then_killed_then_finished(
     bench: Any, start_weighbridge: Start, weighbridge: Run, arguments: Callable[..., list[str]]
 ):
-    command = arguments([f"Ticket {number}: it broke again." for number in range(36)])
+    command = arguments([f"Ticket {number}: it broke again." for number in range(24)])
 
     def start_and_stop(how: signal.Signals) -> "tuple[subprocess.Popen[str], str]":
         runs = len(bench.rows("select id from run")) if bench.database.exists() else 0
@@ -113,7 +113,7 @@ def test_interrupted_then_killed_then_finished(
         ):
             assert process.poll() is None
             assert time.monotonic() < deadline
-            time.sleep(0.02)
+            time.sleep(0.01)
         process.send_signal(how)
         _, err = process.communicate(timeout=60)
         return process, err
@@ -127,7 +127,7 @@ def test_interrupted_then_killed_then_finished(
     ]
     (first,) = bench.rows("select * from run")
     assert (first["status"], first["message"]) == ("cancelled", "KeyboardInterrupt")
-    assert 0 < first["scored"] < 36
+    assert 0 < first["scored"] < 24
     assert bench.rows("select * from claim") == []
 
     process, _ = start_and_stop(signal.SIGKILL)
@@ -135,20 +135,20 @@ def test_interrupted_then_killed_then_finished(
     second = bench.rows("select * from run")[1]
     assert second["status"] == "running"
     assert second["reused"] == first["scored"]
-    assert 0 < second["scored"] < 36 - first["scored"]
+    assert 0 < second["scored"] < 24 - first["scored"]
     assert bench.rows("select * from claim") != []
 
     outcome = outcome_of(weighbridge(*command))
-    assert outcome["documents"] == 36
+    assert outcome["documents"] == 24
     assert outcome["reused"] == first["scored"] + second["scored"]
-    assert outcome["scored"] == 36 - outcome["reused"]
+    assert outcome["scored"] == 24 - outcome["reused"]
     assert outcome["wasted"] == 0
     statuses = [run["status"] for run in bench.rows("select status from run order by id")]
     assert statuses == ["cancelled", "crashed", "completed"]
     (decisions,) = bench.rows(
         "select count(*) as made, count(distinct document_id) as of from decision"
     )
-    assert decisions == {"made": 36, "of": 36}
+    assert decisions == {"made": 24, "of": 24}
     bench.assert_accounts_close()
 
 

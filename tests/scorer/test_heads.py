@@ -100,6 +100,19 @@ def test_the_full_head_is_never_called(tiny, tied, monkeypatch):
     assert kind.calls == 1
 
 
+def test_a_head_whose_logits_are_capped_shows_at_load(tiny):
+    class Capped(type(tiny.model())):
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            return 2.0 * mx.tanh(super().__call__(inputs, cache) / 2.0)
+
+    model = tiny.model(dtype="float32")
+    # A plain head agrees with the whole model up to rounding.
+    assert Engine(model).head_difference() < 1e-5
+    model.__class__ = Capped
+    # Gemma caps like this; candidate rows alone would give other probabilities.
+    assert Engine(model).head_difference() > 1e-2
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_vocabulary_is_the_rows_of_the_head(tiny, tied):
     # 97 in the configuration of the tiny model.

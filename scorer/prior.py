@@ -1,0 +1,62 @@
+"""The label prior: which labels a model prefers before it has read anything.
+
+A small model that spells out labels leans to one of them whatever the document
+says, by its position and by how common the word is. What it says of texts that
+speak for each choice alike measures that lean; subtracting it leaves what the
+document adds. No labelled data is needed: the texts come from the schema, beside a
+few of everyday matters.
+
+After Zhao et al., "Calibrate Before Use" (2021) and Fei et al., "Mitigating
+Label Biases for In-context Learning" (2023). Different from both: logits are
+centred instead of probabilities divided, and the texts are the schema's own and
+everyday ones instead of empty or random ones.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weighbridge.scorer.schema import Schema
+
+REFERENCE_LIMIT = 32
+"""Most reference texts taken from a schema; of more choices every n-th is taken."""
+
+EVERYDAY_TEXTS = (
+    "The new chairs are comfortable and everybody likes them.",
+    "Please find the notes of the meeting below.",
+    "Thank you for the quick help, it works now.",
+    "We moved to a bigger office in May.",
+    "Can you send me the report by tomorrow?",
+    "The price went up and I am not happy about it.",
+    "There was smoke in the kitchen, so we called for help at once.",
+    "I love this song and play it every day.",
+)
+"""Added to those of the schema, which are too few and too alike in a small schema."""
+
+
+def reference_texts(schema: Schema) -> tuple[str, ...]:
+    """Return everyday texts and one for each choice: its description, or a plain sentence."""
+    texts = [
+        field.choice_descriptions.get(key) or f"The {field.name} is {word}."
+        for field in schema.fields
+        for key, word in zip(field.keys, field.words, strict=True)
+    ]
+    step = -(-len(texts) // REFERENCE_LIMIT)
+    return (*EVERYDAY_TEXTS, *texts[::step])
+
+
+def label_prior(
+    scored: Sequence[Sequence[Sequence[float]]],
+) -> tuple[tuple[float, ...], ...]:
+    """Average the logits of every field's choices over the reference texts.
+
+    Args:
+        scored: For each reference text, for each field, one logit per choice.
+
+    Returns:
+        For each field one number per choice, in logits; empty without texts.
+    """
+    return tuple(
+        tuple(float(mean) for mean in np.mean(np.array(of_field), axis=0))
+        for of_field in zip(*scored, strict=True)
+    )

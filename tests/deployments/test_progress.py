@@ -1,0 +1,77 @@
+"""How far a flow is, as lines in a log and as a bar on a terminal."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from weighbridge.deployments import progress
+from weighbridge.deployments.progress import progress_bar
+from weighbridge.flows.progress import Progress, listening, report
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that lines go by; the last entry is now."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[-1])
+    return now
+
+
+def test_lines_come_now_and_then(clock: list[float], capsys: pytest.CaptureFixture[str]):
+    def at(seconds: float, done: int, total: int | None = 1000) -> str:
+        clock.append(100.0 + seconds)
+        listener(Progress("scoring", done, total))
+        return capsys.readouterr().err
+
+    with progress_bar() as listener:
+        assert at(0, 0, None) == ""  # nothing is known yet
+        assert at(50, 400) == ""  # a run that goes on begins with what was recorded before
+        assert at(55, 420) == ""  # less than ten seconds
+        # 40 in 10 s are 4 a second, 560 are left: 140 s.
+        assert at(60, 440) == "440 of 1000 documents, 4.0 documents/s, 2 min left\n"
+        assert at(61, 441) == ""
+        # 200 in 20 s, 400 left: 40 s.
+        assert at(70, 600) == "600 of 1000 documents, 10.0 documents/s, 40 s left\n"
+        # 201 in 10,000 s, 399 left: 19,851 s.
+        assert at(10_050, 601) == "601 of 1000 documents, 0.0 documents/s, 5.5 h left\n"
+        # The end is told by the command itself.
+        assert at(20_000, 1000) == ""
+
+
+def test_without_progress_no_time_is_promised(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+):
+    with progress_bar() as listener:
+        listener(Progress("scoring", 0, 8))
+        clock.append(130.0)
+        listener(Progress("scoring", 0, 8))
+    assert capsys.readouterr() == ("", "0 of 8 documents, 0.0 documents/s\n")
+
+
+def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(progress, "progress_console", lambda: console)
+    with progress_bar() as listener:
+        listener(Progress("checking the schema"))
+        listener(Progress("scoring", 3, 8))
+    shown = screen.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "3/8" in plain
+    assert "scoring" in plain
+    assert all(len(line.rstrip()) <= 80 for line in re.split(r"[\r\n]", plain))
+    # Its last act is to clear its line, so that the answers stand alone.
+    assert shown.endswith("\x1b[1A\x1b[2K")
+
+
+def test_only_what_runs_within_is_listened_to():
+    seen: list[Progress] = []
+    report(Progress("before"))
+    with listening(seen.append):
+        report(Progress("within"))
+        with listening(lambda _: None):
+            report(Progress("for another"))
+    report(Progress("after"))
+    assert [each.stage for each in seen] == ["within"]
