@@ -1,4 +1,7 @@
-"""Opens stores. The only place that knows what SQLite needs; everything above is SQLAlchemy.
+"""Opens stores: places, permissions, connections and locks.
+
+What SQLite needs is known here, in `filesystems`, `migrate` and `typed_sql`; all else is
+SQLAlchemy and runs on a database server too.
 
 `synchronous=NORMAL` with a write-ahead log survives kill -9 at any moment. After a power
 cut the last commits may be gone; the file is whole all the same.
@@ -25,7 +28,7 @@ from weighbridge.db.errors import (
     StoreUnavailable,
 )
 from weighbridge.db.filesystems import require_local
-from weighbridge.db.location import display_url, parse_url, store_path
+from weighbridge.db.location import URL_HINT, display_url, parse_url, store_path
 from weighbridge.db.migrate import (
     BUSY_TIMEOUT_SECONDS,
     Upgrade,
@@ -107,10 +110,10 @@ def reading(engine: Engine) -> Generator[Connection]:
 
 @contextmanager
 def writing(engine: Engine) -> Generator[Connection]:
-    """Give a connection in a transaction that holds the write lock from its start.
+    """Give a connection in a transaction; on SQLite it holds the write lock from its start.
 
-    A transaction that first reads and then asks for the lock would be refused without
-    waiting when another process wrote in between; this one waits its turn.
+    A SQLite transaction that first reads and then asks for the lock would be refused
+    without waiting when another process wrote in between; this one waits its turn.
     """
     with translated(engine), engine.connect() as connection:
         connection.execution_options(**{_IMMEDIATE: True})
@@ -154,8 +157,13 @@ def translate(error: BaseException | None, place: str) -> StoreError:
             hint="the file and its folder must be yours to read and write",
         )
     if name.startswith("SQLITE_FULL"):
-        return StoreUnavailable(f"the disk of {place} is full", hint="make room, then run again")
-    return StoreError(f"the database refused: {error}")
+        return StoreUnavailable(
+            f"the disk of {place} must have room, and it is full", hint="make room, then run again"
+        )
+    return StoreError(
+        f"{place} must carry out what the store asks, got the refusal: {error}",
+        hint="look at the database and its log; if that does not explain it, please report it",
+    )
 
 
 def _file_engine(path: Path, *, readonly: bool) -> Engine:
@@ -194,13 +202,21 @@ def _server_engine(url: str) -> Engine:
         return create_engine(parse_url(url), hide_parameters=True, json_serializer=_to_json)
     except NoSuchModuleError:
         kind = parse_url(url).get_backend_name()
-        raise StoreUnavailable(f"the database kind {kind!r} is not known") from None
+        raise StoreUnavailable(
+            f"a database URL must begin with a kind that SQLAlchemy knows, got {kind!r}",
+            hint=f"{URL_HINT}; a server as postgresql://user@host/name",
+        ) from None
     except ImportError as error:
         raise StoreUnavailable(
-            f"{display_url(url)} needs the Python package {error.name}", hint="install it"
+            f"{display_url(url)} must have its driver, the Python package {error.name}, and it is"
+            " not installed",
+            hint=f"install {error.name}, or name another driver as in postgresql+psycopg://…",
         ) from None
     except SQLAlchemyError:
-        raise StoreUnavailable(f"{display_url(url)} cannot be opened") from None
+        raise StoreUnavailable(
+            f"a database URL must be one that its driver takes, got {display_url(url)}",
+            hint="compare its parameters with the driver's manual",
+        ) from None
 
 
 def _to_json(value: Any) -> str:
@@ -235,7 +251,8 @@ def _require_readable(path: Path) -> None:
         path.stat()
     except FileNotFoundError:
         raise StoreUnavailable(
-            f"there is no store at {path}", hint="weighbridge score creates one; or name another"
+            f"a store must exist to be read, and there is no store at {path}",
+            hint="weighbridge score creates one; or name another",
         ) from None
     except OSError as error:
         raise _no_access(path, error.strerror or str(error)) from error
@@ -266,7 +283,7 @@ def _use_wal(path: Path) -> None:
             mode = _until_free(lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone()[0])
     if mode != "wal":
         raise StoreUnavailable(
-            f"a store needs a write-ahead log, and the file system of {path} has none",
+            f"a store must have a write-ahead log, and the file system of {path} allows none",
             hint="choose a local path",
         )
 

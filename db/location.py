@@ -14,15 +14,24 @@ def parse_url(url: str) -> URL:
     """Parse a database URL, without ever repeating it in an error (it may hold a password).
 
     Raises:
-        StoreUnavailable: The text is not a database URL.
+        StoreUnavailable: The text is not a database URL, or one whose password cannot be
+            told from its host.
     """
     try:
-        return make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise StoreUnavailable(
             "the database URL must have the form dialect://…, and what came cannot be parsed",
             hint=URL_HINT,
         ) from None
+    # SQLAlchemy ends the password at the first @, so the rest of one would be shown as the host.
+    if parsed.password is not None and url.count("@") > 1:
+        raise StoreUnavailable(
+            "a database URL with a password must have one @, before the host, and what came has"
+            " several",
+            hint="write any other @ as %40",
+        )
+    return parsed
 
 
 def display_url(url: str) -> str:

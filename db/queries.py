@@ -10,6 +10,7 @@ from weighbridge.db import tables
 from weighbridge.db.engine import reading
 from weighbridge.db.errors import RunRefused
 from weighbridge.db.records import RunSummary
+from weighbridge.db.run_rows import no_such_run
 from weighbridge.db.typed_sql import SqlRows, run_sql
 from weighbridge.db.views import results_statement
 
@@ -20,6 +21,7 @@ __all__ = [
     "SqlRows",
     "answer_distribution",
     "batches",
+    "existing_run",
     "latest_run_id",
     "rejected",
     "rejected_codes",
@@ -108,7 +110,7 @@ def summarise(connection: Connection, run_id: int) -> RunSummary:
     """
     row = connection.execute(_summaries().where(_RUN.c.id == run_id)).one_or_none()
     if row is None:
-        raise RunRefused(f"there is no run {run_id}", hint="list them with: weighbridge runs")
+        raise no_such_run(run_id)
     return _summary(row)
 
 
@@ -118,13 +120,20 @@ def latest_run_id(engine: Engine) -> int | None:
         return connection.execute(select(func.max(_RUN.c.id))).scalar_one()
 
 
+def existing_run(engine: Engine, run_id: int | None = None) -> int:
+    """Give the id of a run that is there; None asks for the newest.
+
+    Raises:
+        RunRefused: There is no such run, or none at all.
+    """
+    with reading(engine) as connection:
+        return _existing_run(connection, run_id)
+
+
 def results(
     engine: Engine,
     run_id: int | None = None,
     *,
-    field: str | None = None,
-    value: str | None = None,
-    min_probability: float | None = None,
     uncertain: bool = False,
     limit: int | None = None,
 ) -> list[ResultRow]:
@@ -133,9 +142,6 @@ def results(
     Args:
         engine: A store.
         run_id: A run; None is the newest.
-        field: Only this field.
-        value: Only answers with this value (booleans as `true` and `false`).
-        min_probability: Only answers at least this probable.
         uncertain: Order by probability instead, the least certain first.
         limit: At most so many.
 
@@ -145,12 +151,6 @@ def results(
     with reading(engine) as connection:
         run = _existing_run(connection, run_id)
         statement = results_statement().where(_ITEM.c.run_id == run)
-        if field is not None:
-            statement = statement.where(_ANSWER_P.c.field == field)
-        if value is not None:
-            statement = statement.where(_ANSWER.c.value == value)
-        if min_probability is not None:
-            statement = statement.where(_ANSWER_P.c.probability >= min_probability)
         order = [_ITEM.c.position, _ANSWER_P.c.field_position]
         if uncertain:
             order = [_ANSWER_P.c.probability, *order]
@@ -229,10 +229,14 @@ def _existing_run(connection: Connection, run_id: int | None) -> int:
     if run_id is not None:
         statement = statement.where(_RUN.c.id == run_id)
     found = connection.execute(statement).scalar_one()
-    if found is None:
-        which = "no run yet" if run_id is None else f"no run {run_id}"
-        raise RunRefused(f"there is {which}", hint="list them with: weighbridge runs")
-    return int(found)
+    if found is not None:
+        return int(found)
+    if run_id is not None:
+        raise no_such_run(run_id)
+    raise RunRefused(
+        "a store must have a run before it can be asked about one, and there is no run yet",
+        hint="weighbridge score makes one",
+    )
 
 
 def _summaries() -> Any:

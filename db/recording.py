@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _Standing:
-    """An item, and how it comes to stand now that the lock is held."""
+    """An item, and how it comes to stand now that it is being recorded."""
 
     item: ItemRecord
     sha256: str | None

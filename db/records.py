@@ -71,15 +71,10 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RunHandle:
-    """A run that has begun.
-
-    `continued` tells that an earlier attempt had begun it; `crashed` lists runs of this
-    host that were found without a process and were closed.
-    """
+    """A run that has begun; `continued` tells that an earlier attempt had begun it."""
 
     run_id: int
     continued: bool
-    crashed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,8 +210,15 @@ def require_recordable(batch: BatchRecord) -> None:
             field and choice, never document text.
     """
     if batch.started_at.tzinfo is None:
-        raise RecordRefused("started_at must carry its time zone, got a naive datetime")
-    _require_distinct((item.position for item in batch.items), "positions of a batch")
+        raise RecordRefused(
+            "started_at must carry its time zone, got a naive datetime",
+            hint="use datetime.now(UTC)",
+        )
+    _require_distinct(
+        (item.position for item in batch.items),
+        "positions of a batch",
+        hint="a position names one record of the source",
+    )
     for item in batch.items:
         _require_item(item)
 
@@ -224,18 +226,38 @@ def require_recordable(batch: BatchRecord) -> None:
 def _require_item(item: ItemRecord) -> None:
     where = f"item {item.position}"
     if item.position < 0:
-        raise RecordRefused(f"positions must be 0 or more, got {item.position}")
+        raise RecordRefused(
+            f"positions must be 0 or more, got {item.position}",
+            hint="count the records of the source from 0",
+        )
     if item.status == "rejected":
         if item.code is None or item.message is None or item.answers:
-            raise RecordRefused(f"{where}: a rejection must have a code, a message and no answers")
+            raise RecordRefused(
+                f"{where}: a rejection must have a code, a message and no answers,"
+                f" got {_got(item)}",
+                hint="give the code and message of the refusal, or another status",
+            )
         return
     if item.code is not None:
-        raise RecordRefused(f"{where}: only a rejection has a code, got {item.code}")
+        raise RecordRefused(
+            f"{where}: only a rejection must have a code, got {item.code} for a {item.status} item",
+            hint="leave out the code, or give the status rejected",
+        )
     if item.document is None:
-        raise RecordRefused(f"{where}: a {item.status} item must name its document")
+        raise RecordRefused(
+            f"{where}: a {item.status} item must name its document, got none",
+            hint="only a rejected item may have no document",
+        )
     if (item.status == "scored") != bool(item.answers):
-        raise RecordRefused(f"{where}: exactly the scored items must have answers")
-    _require_distinct((answer.field for answer in item.answers), f"{where}: fields")
+        raise RecordRefused(
+            f"{where}: exactly the scored items must have answers, got {_got(item)}",
+            hint="give the answers of a scored item, and none for a reused one",
+        )
+    _require_distinct(
+        (answer.field for answer in item.answers),
+        f"{where}: fields",
+        hint="give one answer for each field of the schema",
+    )
     for answer in item.answers:
         _require_answer(answer, f"{where}, field {answer.field!r}")
 
@@ -243,9 +265,15 @@ def _require_item(item: ItemRecord) -> None:
 def _require_answer(answer: AnswerRecord, where: str) -> None:
     if not 0 <= answer.selected < len(answer.choices):
         raise RecordRefused(
-            f"{where}: selected must be one of {len(answer.choices)} choices, got {answer.selected}"
+            f"{where}: selected must be one of {len(answer.choices)} choices,"
+            f" got {answer.selected}",
+            hint="selected is the index of the chosen one, from 0",
         )
-    _require_distinct((choice.choice for choice in answer.choices), f"{where}: choices")
+    _require_distinct(
+        (choice.choice for choice in answer.choices),
+        f"{where}: choices",
+        hint="give one logit for each choice of the field",
+    )
     for choice in answer.choices:
         if not math.isfinite(choice.logit):
             raise RecordRefused(
@@ -253,10 +281,20 @@ def _require_answer(answer: AnswerRecord, where: str) -> None:
                 hint="reject the document as document.not_finite",
             )
     if answer.margin is not None and not math.isfinite(answer.margin):
-        raise RecordRefused(f"{where}: the margin must be finite, got {answer.margin}")
+        raise RecordRefused(
+            f"{where}: the margin must be finite, got {answer.margin}",
+            hint="give the top logit minus the second, None with a single choice",
+        )
 
 
-def _require_distinct(values: Iterable[object], what: str) -> None:
+def _got(item: ItemRecord) -> str:
+    """Say which parts of an item are there, never what they hold."""
+    parts = {"code": item.code, "message": item.message}
+    there = [name for name, value in parts.items() if value is not None]
+    return ", ".join([f"status {item.status}", *there, f"{len(item.answers)} answers"])
+
+
+def _require_distinct(values: Iterable[object], what: str, *, hint: str) -> None:
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
-        raise RecordRefused(f"{what} must be distinct, got {twice[0]!r} more than once")
+        raise RecordRefused(f"{what} must be distinct, got {twice[0]!r} more than once", hint=hint)

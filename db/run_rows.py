@@ -56,12 +56,16 @@ def open_run(connection: Connection, run_id: int, process: tuple[str, int] | Non
     """
     row = connection.execute(select(_RUN).where(_RUN.c.id == run_id)).one_or_none()
     if row is None:
-        raise RunRefused(f"there is no run {run_id}", hint="list them with: weighbridge runs")
+        raise no_such_run(run_id)
     if row.status != "running":
-        raise RunRefused(f"run {run_id} must be running to be written to, it is {row.status}")
+        raise RunRefused(
+            f"run {run_id} must be running to be written to, got one that is {row.status}",
+            hint="start a new run, or retry the flow run to continue this one",
+        )
     if process is not None and process != (row.host, row.pid):
         raise RunRefused(
-            f"run {run_id} was taken over by process {row.pid} on {row.host}",
+            f"run {run_id} must be written to by the process that has it, and it was taken over"
+            f" by process {row.pid} on {row.host}",
             hint="a retry has continued it; this process can stop",
         )
     return OpenRun(
@@ -73,6 +77,14 @@ def open_run(connection: Connection, run_id: int, process: tuple[str, int] | Non
         pid=row.pid,
         store_text=row.store_text,
         rescore=row.rescore,
+    )
+
+
+def no_such_run(run_id: int) -> RunRefused:
+    """Say that a store has no run of this number."""
+    return RunRefused(
+        f"a run must be one that the store has, and there is no run {run_id}",
+        hint="list them with: weighbridge runs",
     )
 
 
@@ -127,17 +139,16 @@ def close(
     )
 
 
-def sweep(connection: Connection, host: str, now: datetime) -> tuple[int, ...]:
-    """Close the runs of a host whose process is gone."""
+def sweep(connection: Connection, host: str, now: datetime) -> None:
+    """Close the runs of a host whose process is gone, and give their claims back."""
     running = connection.execute(
         select(_RUN.c.id, _RUN.c.pid, func.coalesce(_RUN.c.resumed_at, _RUN.c.started_at))
         .where(_RUN.c.status == "running", _RUN.c.host == host)
         .order_by(_RUN.c.id)
     ).all()
-    crashed = tuple(run_id for run_id, pid, since in running if not process_is_alive(pid, since))
+    crashed = [run_id for run_id, pid, since in running if not process_is_alive(pid, since)]
     if crashed:
         close(connection, crashed, "crashed", "its process ended without closing the run", now)
-    return crashed
 
 
 def count_items(connection: Connection, run_id: int) -> dict[str, int]:
@@ -245,8 +256,8 @@ def _require_unchanged(found: Any, values: dict[str, Any]) -> None:
 def _find_or_insert(
     connection: Connection, table: Table, identity: dict[str, Any], rest: dict[str, Any]
 ) -> int:
-    # Looked up first: the write lock is held, and "insert or ignore" is spelled differently
-    # by every database.
+    # Looked up first, because "insert or ignore" is spelled differently by every database. On
+    # SQLite the write lock is held; on a server a collision fails the transaction.
     same = and_(*(table.c[name] == value for name, value in identity.items()))
     found = connection.execute(select(table.c.id).where(same)).scalar_one_or_none()
     if found is not None:

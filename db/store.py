@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import Engine, select
 
 from weighbridge.db import tables
-from weighbridge.db.claims import grant, release
+from weighbridge.db.claims import grant
 from weighbridge.db.engine import reading, writing
 from weighbridge.db.errors import RecordRefused
 from weighbridge.db.queries import summarise
@@ -26,6 +26,7 @@ from weighbridge.db.run_rows import begin, close, count_items, decisions, open_r
 
 CLAIM_SECONDS: Final = 900.0
 _ITEM = tables.table(tables.Item)
+_DOCUMENT = tables.table(tables.Document)
 
 
 def utc_now() -> datetime:
@@ -36,8 +37,10 @@ def utc_now() -> datetime:
 class Store:
     """Writes to a store opened by `open_engine`.
 
-    Several processes may write at once: each call takes the write lock, waits for it if
-    need be, and commits before it returns. Calls may come from any thread.
+    Several processes may write at once: each call is one transaction, committed before it
+    returns. On SQLite it holds the write lock from its start, and waits for it if need be;
+    on a database server transactions run side by side, and one that collides with another
+    fails whole, as a StoreError. Calls may come from any thread.
     """
 
     def __init__(
@@ -64,24 +67,32 @@ class Store:
                 source or rescoring from what the run began with.
         """
         if not (math.isfinite(start.temperature) and start.temperature > 0):
-            raise RecordRefused(f"temperature must be finite and above 0, got {start.temperature}")
+            raise RecordRefused(
+                f"temperature must be finite and above 0, got {start.temperature}",
+                hint="1.0 leaves the logits as they are",
+            )
         now = self._clock()
         with writing(self._engine) as connection:
-            crashed = sweep(connection, start.host, now)
+            sweep(connection, start.host, now)
             run_id, continued = begin(connection, start, now)
         self._begun[run_id] = (start.host, start.pid)
-        return RunHandle(run_id, continued, tuple(run for run in crashed if run != run_id))
+        return RunHandle(run_id, continued)
 
-    def sweep(self, host: str) -> tuple[int, ...]:
-        """Close the runs of a host whose process is gone, give their claims back; their ids."""
-        with writing(self._engine) as connection:
-            return sweep(connection, host, self._clock())
+    def recorded_positions(self, run_id: int) -> dict[int, str | None]:
+        """Give the positions that a run has recorded, for a continued run to leave out.
 
-    def recorded_positions(self, run_id: int) -> set[int]:
-        """Give the positions that a run has recorded, for a continued run to leave out."""
+        Returns:
+            By position the hash of the document recorded there, so that a source that has
+            changed can be told; None for a record that was rejected before it was one.
+        """
         with reading(self._engine) as connection:
-            statement = select(_ITEM.c.position).where(_ITEM.c.run_id == run_id)
-            return set(connection.execute(statement).scalars())
+            statement = (
+                select(_ITEM.c.position, _DOCUMENT.c.sha256)
+                .outerjoin(_DOCUMENT, _DOCUMENT.c.id == _ITEM.c.document_id)
+                .where(_ITEM.c.run_id == run_id)
+            )
+            rows = connection.execute(statement)
+            return {row.position: row.sha256 for row in rows}
 
     def decided(self, run_id: int, document_sha256s: Sequence[str]) -> dict[str, int]:
         """Find the decisions that the run may reuse, by document hash.
@@ -115,12 +126,6 @@ class Store:
                 now=now,
                 expires_at=now + self._claim_time,
             )
-
-    def release(self, run_id: int, document_sha256s: Sequence[str]) -> None:
-        """Give claims back without recording anything, for a batch that could not be scored."""
-        with writing(self._engine) as connection:
-            run = open_run(connection, run_id, self._begun.get(run_id))
-            release(connection, run, list(dict.fromkeys(document_sha256s)))
 
     def record_batch(self, run_id: int, batch: BatchRecord) -> BatchOutcome:
         """Commit a batch whole, with its probabilities at the run's temperature.
@@ -167,11 +172,17 @@ class Store:
             items = count_items(connection, run_id)
             recorded = {name: getattr(summary, name) for name in ("scored", "reused", "rejected")}
             if items != {name: count for name, count in recorded.items() if count}:
-                raise RecordRefused(f"run {run_id} must count its items, {recorded} is not {items}")
+                raise RecordRefused(
+                    f"run {run_id} must count its items, which are {items}, got {recorded}",
+                    hint="rows were changed by hand, or this is our mistake: please report it",
+                )
             if status == "completed" and documents is not None and documents != summary.documents:
+                changed = summary.documents > documents
                 raise RecordRefused(
                     f"a completed run must have recorded every document: {documents} came in,"
                     f" {summary.documents} are recorded",
-                    hint="run again: what is recorded is not scored twice",
+                    hint="the source has changed since the run began: start a new run"
+                    if changed
+                    else "run again: what is recorded is not scored twice",
                 )
         return summary

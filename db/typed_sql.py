@@ -30,22 +30,18 @@ _REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class SqlRows:
-    """What a statement gave; `truncated` tells that there were more rows than asked for."""
+    """What a statement gave."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
-    truncated: bool
 
 
-def run_sql(
-    engine: Engine, sql: str, limit: int | None = None, *, seconds: float = SECONDS
-) -> SqlRows:
+def run_sql(engine: Engine, sql: str, *, seconds: float = SECONDS) -> SqlRows:
     """Run one reading statement on a SQLite store, on a connection that cannot write.
 
     Args:
         engine: A store; only its place is used.
         sql: One statement.
-        limit: Fetch at most so many rows.
         seconds: Time to give it.
 
     Raises:
@@ -61,7 +57,7 @@ def run_sql(
         with closing(connect_readonly(path)) as connection:
             connection.set_authorizer(_authorize)
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
-            return _fetch(connection, sql, limit)
+            return _fetch(connection, sql)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:
         raise QueryRefused(
             f"typed SQL must be one statement: {error}", hint="send them one at a time"
@@ -83,15 +79,12 @@ def run_sql(
         raise QueryRefused(f"typed SQL must be plain text: {error}") from error
 
 
-def _fetch(connection: sqlite3.Connection, sql: str, limit: int | None) -> SqlRows:
+def _fetch(connection: sqlite3.Connection, sql: str) -> SqlRows:
     cursor = connection.execute(sql)
     if cursor.description is None:
         raise QueryRefused("typed SQL must give rows, and this gives none")
     columns = tuple(column[0] for column in cursor.description)
-    if limit is None:
-        return SqlRows(columns, cursor.fetchall(), truncated=False)
-    rows = cursor.fetchmany(limit + 1)
-    return SqlRows(columns, rows[:limit], truncated=len(rows) > limit)
+    return SqlRows(columns, cursor.fetchall())
 
 
 def _authorize(

@@ -68,23 +68,31 @@ class _Lines:
     """Prints a line now and then, for logs; the end is told by who started the flow."""
 
     def __init__(self) -> None:
+        self._printed: float | None = None
+        self._done_before = 0
         self._began: tuple[float, int] | None = None
-        self._last = 0.0
 
     def __call__(self, progress: "Progress") -> None:
         if progress.total is None:
             return
         now = time.monotonic()
-        if self._began is None:
-            self._began, self._last = (now, progress.done), now
+        if self._printed is None:
+            self._printed, self._done_before = now, progress.done
+        if self._began is None and progress.done > self._done_before:
+            self._began = now, progress.done  # from here on no model is loaded any more
         left = progress.total - progress.done
-        if not left or now - self._last < LINE_SECONDS:
+        if not left or now - self._printed < LINE_SECONDS:
             return
-        self._last = now
-        began, first = self._began
+        self._printed = now
+        print_note(f"{progress.done} of {progress.total} documents{self._rate(progress, now)}")
+
+    def _rate(self, progress: "Progress", now: float) -> str:
+        began, first = self._began or (now, progress.done)
+        if progress.done == first:
+            return ""
         rate = (progress.done - first) / (now - began)
-        line = f"{progress.done} of {progress.total} documents, {rate:.1f} documents/s"
-        print_note(f"{line}, {_duration(left / rate)} left" if rate else line)
+        left = (progress.total or 0) - progress.done
+        return f", {rate:.1f} documents/s, {_duration(left / rate)} left"
 
 
 def _duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ _DISTRIBUTION_COLUMNS = (
     Column("mean probability", "right", digits=2),
 )
 _BAR_WIDTH = 20
-_TEXT_WIDTH = 24
+_TEXT_WIDTH = 20
 
 
 def print_answers(answers: "Sequence[ResultRow]") -> None:

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import logging
-import os
+import re
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,11 @@ IDENTITY_FILES = (
     "chat_template.json",
     "schema_config.json",
     "system_prompt.txt",
-    "adapter_config.json",
 )
 """Beside the weights, what a decision depends on. READY.json is not among them:
 it selects a temperature, and a temperature is applied to a decision later."""
+
+ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors")
 
 _HEADER_LIMIT = 100 * 2**20
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -58,7 +60,8 @@ class CheckpointInfo:
         quantization: Such as `4-bit affine, groups of 64`, None for plain weights.
         adapter_sha256: From READY.json.
         contract: The trained prompt contract, None for plain instruct models.
-        max_input_tokens: The contract's limit, else 4096.
+        max_input_tokens: The contract's limit, else 4096, and at most the context.
+        context_tokens: Positions of the model, None where it does not say.
     """
 
     folder: Path
@@ -71,6 +74,7 @@ class CheckpointInfo:
     adapter_sha256: str | None
     contract: Contract | None
     max_input_tokens: int
+    context_tokens: int | None
 
     @property
     def name(self) -> str:
@@ -117,20 +121,22 @@ def inspect_checkpoint(
         )
     path = path.resolve()
     config = _read_json(path / "config.json")
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
+    weights = _weights(path)
+    adapters = [name for name in ADAPTER_FILES if (path / name).exists()]
+    if adapters:
         raise CheckpointError(
-            f"a checkpoint must hold *.safetensors weights, got none in {path}",
-            hint="convert other formats first: python -m mlx_lm convert --hf-path FOLDER",
+            f"a checkpoint must be merged, got an adapter beside the weights ({adapters[0]})",
+            hint="merge it into the weights first: python -m mlx_lm fuse --help",
         )
     ready = read_ready(path)
     contract = read_contract(path)
     text_config = config.get("text_config")
     quantization = config.get("quantization") or config.get("quantization_config")
-    identity = [path / name for name in IDENTITY_FILES if (path / name).is_file()]
+    context = _context_tokens(config, text_config)
+    limit = (contract and contract.max_length) or DEFAULT_MAX_INPUT_TOKENS
     return CheckpointInfo(
         folder=path,
-        fingerprint=_fingerprint([*identity, *weights], hash_cache),
+        fingerprint=fingerprint(path, hash_cache),
         model_id=model_id or ready.model,
         revision=revision or ready.revision,
         architecture=str(
@@ -142,8 +148,23 @@ def inspect_checkpoint(
         quantization=_describe_quantization(quantization),
         adapter_sha256=ready.adapter_sha256,
         contract=contract,
-        max_input_tokens=(contract and contract.max_length) or DEFAULT_MAX_INPUT_TOKENS,
+        max_input_tokens=min(limit, context or limit),
+        context_tokens=context,
     )
+
+
+def fingerprint(folder: Path, hash_cache: Path | None = None) -> str:
+    """Hash names and contents of all files that a decision depends on.
+
+    Args:
+        folder: A checkpoint folder.
+        hash_cache: A file that keeps hashes of files by size and time of change.
+
+    Raises:
+        CheckpointError: There are no weights, or a file cannot be read.
+    """
+    identity = [folder / name for name in IDENTITY_FILES if (folder / name).is_file()]
+    return _fingerprint([*identity, *_weights(folder)], hash_cache)
 
 
 def load_model(folder: Path, dtype: str) -> Any:
@@ -198,6 +219,24 @@ def _read_json(path: Path) -> dict[str, Any]:
             hint=f"restore {path}",
         )
     return value
+
+
+def _weights(folder: Path) -> list[Path]:
+    weights = sorted(folder.glob("model*.safetensors"))  # what mlx-lm loads
+    if not weights:
+        raise CheckpointError(
+            f"a checkpoint must hold model*.safetensors weights, got none in {folder}",
+            hint="convert other formats first: python -m mlx_lm convert --hf-path FOLDER",
+        )
+    return weights
+
+
+def _context_tokens(*configs: Any) -> int | None:
+    for config in configs:
+        tokens = isinstance(config, dict) and config.get("max_position_embeddings")
+        if type(tokens) is int and tokens > 0:
+            return tokens
+    return None
 
 
 def _describe_quantization(config: Any) -> str | None:
@@ -258,21 +297,34 @@ def _fingerprint(files: list[Path], hash_cache: Path | None) -> str:
     fresh = False
     for file in files:
         try:
-            status = file.stat()
-            key = f"{file}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
-            if key not in known:
+            key = _hash_key(file)
+            found = known.get(key)
+            if found is None:
                 with file.open("rb") as content:
-                    known[key] = hashlib.file_digest(content, "sha256").hexdigest()
+                    found = hashlib.file_digest(content, "sha256").hexdigest()
+                # Only the newest state of a path is kept, and none that came about meanwhile.
+                known = {old: sha for old, sha in known.items() if _path_of(old) != str(file)}
+                if _hash_key(file) == key:
+                    known[key] = found
                 fresh = True
         except OSError as error:
             raise CheckpointError(
                 f"{file.name} must be a readable file, got: {error.strerror or error}",
                 hint=f"check the permissions of {file}",
             ) from error
-        digest.update(f"{file.name}\0{known[key]}\n".encode())
+        digest.update(f"{file.name}\0{found}\n".encode())
     if fresh and hash_cache is not None:
         _write_hashes(hash_cache, known)
     return digest.hexdigest()
+
+
+def _hash_key(file: Path) -> str:
+    status = file.stat()
+    return f"{file}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+
+
+def _path_of(key: str) -> str:
+    return key.rsplit("|", 3)[0]
 
 
 def _read_hashes(path: Path | None) -> dict[str, str]:
@@ -280,19 +332,31 @@ def _read_hashes(path: Path | None) -> dict[str, str]:
         return {}
     try:
         known: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    if not isinstance(known, dict):
+        return {}
+    return {
+        key: sha
+        for key, sha in known.items()
+        if isinstance(sha, str) and re.fullmatch("[0-9a-f]{64}", sha)
+    }
 
 
 def _write_hashes(path: Path, known: dict[str, str]) -> None:
     """Replace the file of hashes at once; without it they are only computed again."""
+    partial: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, delete=False
         ) as file:
+            partial = Path(file.name)
             json.dump(known, file)
-        os.replace(file.name, path)  # noqa: PTH105
+        partial.replace(path)
     except OSError as error:
         logger.warning("hashes of weights could not be kept in %s: %s", path, error)
+    finally:
+        if partial is not None:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)

@@ -53,6 +53,7 @@ class Timings:
     """Seconds, tokens and bytes of the rows of one or more documents.
 
     Attributes:
+        mode: How the rows were computed, never `auto` once something was.
         prefill_seconds: Computing shared prefixes.
         branch_seconds: Computing suffixes and candidate logits.
         total_seconds: Wall time of the call, tokenization included.
@@ -64,6 +65,7 @@ class Timings:
         peak_bytes: Most bytes MLX held meanwhile.
     """
 
+    mode: Mode = Mode.AUTO
     prefill_seconds: float = 0.0
     branch_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -75,8 +77,9 @@ class Timings:
     peak_bytes: int = 0
 
     def __add__(self, other: "Timings") -> "Timings":
-        """Add seconds and tokens; keep the first start and the highest peak."""
+        """Add seconds and tokens; keep the first mode and start and the highest peak."""
         return Timings(
+            mode=self.mode if self.mode is not Mode.AUTO else other.mode,
             prefill_seconds=self.prefill_seconds + other.prefill_seconds,
             branch_seconds=self.branch_seconds + other.branch_seconds,
             total_seconds=self.total_seconds + other.total_seconds,
@@ -177,6 +180,7 @@ class Engine:
             for index, row in enumerate(rows)
         ]
         return picked, Timings(
+            mode=mode,
             prefill_seconds=prefilled - start,
             branch_seconds=time.perf_counter() - prefilled,
             prefix_tokens=shared - resident,

@@ -20,7 +20,7 @@ from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaErro
 from weighbridge.scorer.plan import Prompted, SchemaPlan
 from weighbridge.scorer.prompts import Layout, prompt_version
 from weighbridge.scorer.resident import resident_checkpoint
-from weighbridge.scorer.results import FieldResult, Rejection, ScoreResult
+from weighbridge.scorer.results import DecisionKey, FieldResult, Rejection, ScoreResult
 from weighbridge.scorer.schema import Field, FieldKind, Schema
 from weighbridge.scorer.temperature import TemperatureKind, resolve_temperature, softmax
 
@@ -90,9 +90,15 @@ class ParallelScorer:
         self.max_input_tokens = (
             self.info.max_input_tokens if max_input_tokens is None else max_input_tokens
         )
+        if self.info.context_tokens and self.max_input_tokens > self.info.context_tokens:
+            raise ScorerError(
+                f"max_input_tokens must be at most the {self.info.context_tokens} positions of "
+                f"{self.info.name}, got {self.max_input_tokens}",
+                hint="split longer documents",
+            )
         if self.max_input_tokens < 1:
             raise ScorerError(f"max_input_tokens must be at least 1, got {self.max_input_tokens}")
-        self._resident = resident_checkpoint(self.info)
+        self._resident = resident_checkpoint(self.info, hash_cache)
 
     @property
     def backend(self) -> str:
@@ -105,14 +111,26 @@ class ParallelScorer:
         return self._resident.backend.dtype
 
     @property
-    def prompt_version(self) -> str:
-        """Version of the prompt's wording: part of the key of a decision."""
-        return prompt_version(self.layout, self.encoding)
+    def branching(self) -> bool:
+        """Whether rows branch from a shared prefix; False after a failed check at load."""
+        return self._resident.branching
 
     @property
     def model_loaded(self) -> bool:
         """Whether the weights are in memory."""
         return self._resident.loaded
+
+    def key(self, schema: Schema) -> DecisionKey:
+        """Return what this scorer's answers to a schema depend on."""
+        return DecisionKey(
+            schema_sha256=schema.sha256,
+            checkpoint=self.info.fingerprint,
+            dtype=self.dtype,
+            contract=self.info.contract.task if self.info.contract else None,
+            layout=self.layout.value,
+            encoding=self.encoding.value,
+            prompt_version=prompt_version(self.layout, self.encoding),
+        )
 
     def plan(self, schema: SchemaLike) -> SchemaPlan:
         """Return the schema made ready for this tokenizer; needs no weights.
@@ -193,8 +211,8 @@ class ParallelScorer:
         self, plan: SchemaPlan, ready: "_Ready", mode: Mode, batch_size: int | None
     ) -> ScoreResult | Rejection:
         prompted = ready.prompted
-        prior = self._resident.prior(plan) if prompted.rows else ()
         start = time.perf_counter()
+        prior = self._resident.prior(plan) if prompted.rows else ()
         rows, timings = (
             self._resident.score(prompted.rows, mode, batch_size, prompted.resident_tokens)
             if prompted.rows
@@ -221,6 +239,7 @@ class ParallelScorer:
         return ScoreResult(
             output={name: field.value for name, field in fields.items()},
             fields=fields,
+            key=self.key(plan.schema),
             temperature=self.temperature.value,
             temperature_kind=self.temperature.kind,
             temperature_fitted=self.temperature.kind is TemperatureKind.FITTED,

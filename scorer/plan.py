@@ -109,9 +109,9 @@ class SchemaPlan:
         if prompted.input_tokens > self.max_input_tokens:
             raise DocumentError(
                 f"a prompt must have at most {self.max_input_tokens} tokens, "
-                f"got {prompted.input_tokens} (document, schema and field together)",
+                f"got {prompted.input_tokens} (document, schema and field together); "
+                "raise the limit or split the document",
                 code="document.too_long",
-                hint="raise --max-input-tokens, or split the document",
             )
         return prompted
 

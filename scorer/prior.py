@@ -16,10 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weighbridge.scorer.prompts import spoken
 from weighbridge.scorer.schema import Schema
 
 REFERENCE_LIMIT = 32
-"""Most reference texts taken from a schema; of more choices every n-th is taken."""
+"""Most reference texts taken from a schema. Fields are taken whole, the first ones, as
+long as they fit: a choice without a text of its own beside one that has it would be
+favoured."""
 
 EVERYDAY_TEXTS = (
     "The new chairs are comfortable and everybody likes them.",
@@ -36,13 +39,14 @@ EVERYDAY_TEXTS = (
 
 def reference_texts(schema: Schema) -> tuple[str, ...]:
     """Return everyday texts and one for each choice: its description, or a plain sentence."""
-    texts = [
-        field.choice_descriptions.get(key) or f"The {field.name} is {word}."
-        for field in schema.fields
-        for key, word in zip(field.keys, field.words, strict=True)
-    ]
-    step = -(-len(texts) // REFERENCE_LIMIT)
-    return (*EVERYDAY_TEXTS, *texts[::step])
+    texts: list[str] = []
+    for field in schema.fields:
+        if len(texts) + len(field.choices) <= REFERENCE_LIMIT:
+            texts.extend(
+                field.choice_descriptions.get(key) or f"The {spoken(field)} is {word}."
+                for key, word in zip(field.keys, field.words, strict=True)
+            )
+    return (*EVERYDAY_TEXTS, *texts)
 
 
 def label_prior(

@@ -17,9 +17,10 @@ from weighbridge.scorer.chat import ChatTokenizer, Message
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.schema import Field, Schema
 
-LAYOUT_VERSIONS = {"schema-first": 1, "context-first": 1}
-ENCODING_VERSIONS = {"labels": 1, "codes": 1}
-"""Raised with every change of wording: part of the key of a decision."""
+LAYOUT_VERSIONS = {"schema-first": 2, "context-first": 1}
+ENCODING_VERSIONS = {"labels": 2, "codes": 1}
+"""Part of the key of a decision: raised with every change of wording, of the lead-in, or of
+the reference texts of the label prior. A test pins the texts of each version."""
 
 INSTRUCTIONS = "Read the text and answer the questions."
 
@@ -34,6 +35,11 @@ class Layout(StrEnum):
 def prompt_version(layout: Layout, encoding: Encoding) -> str:
     """Number the wording of a prompt, as it enters the key of a decision."""
     return f"{LAYOUT_VERSIONS[layout]}.{ENCODING_VERSIONS[encoding]}"
+
+
+def spoken(field: Field) -> str:
+    """Return the name of a field as words."""
+    return field.name.replace("_", " ")
 
 
 class PromptText:
@@ -83,7 +89,7 @@ class PromptText:
             field: The requested field, one of the schema's.
         """
         write = self._schema_first if self._layout is Layout.SCHEMA_FIRST else self._context_first
-        lead_in = f"{_spoken(field)}:" if self._encoding is Encoding.LABELS else ""
+        lead_in = f"{spoken(field)}:" if self._encoding is Encoding.LABELS else ""
         return self._chat.render(write(document, field)) + self._chat.as_data(lead_in)
 
     def _schema_first(self, document: str, field: Field) -> list[Message]:
@@ -111,23 +117,19 @@ class PromptText:
         return f"{self._asked(field)} {choices}"
 
     def _asked(self, field: Field) -> str:
-        return self._chat.as_data(f"What is the {_spoken(field)} of the text?")
+        return self._chat.as_data(f"What is the {spoken(field)} of the text?")
 
     def _definition(self, field: Field) -> dict[str, Any]:
         """Describe a field as the trained contract does."""
         choices: list[dict[str, Any]] = []
         for position, (key, choice) in enumerate(zip(field.keys, field.choices, strict=True)):
             shown: dict[str, Any] = {"code": self._codes[position]} if self._codes else {}
-            shown["value"] = choice
+            # What `labels` spells out must be what was shown.
+            shown["value"] = choice if self._codes else field.words[position]
             if key in field.choice_descriptions:
                 shown["description"] = field.choice_descriptions[key]
             choices.append(shown)
         return {"name": field.name, "description": field.description, "choices": choices}
-
-
-def _spoken(field: Field) -> str:
-    """Return the name of a field as words."""
-    return field.name.replace("_", " ")
 
 
 def _or(options: Sequence[str]) -> str:

@@ -9,13 +9,14 @@ import threading
 import time
 from collections import OrderedDict
 from functools import cached_property
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from weighbridge.scorer.backend import Backend, describe_backend, on_mlx_thread
 from weighbridge.scorer.chat import ChatTokenizer
-from weighbridge.scorer.checkpoint import CheckpointInfo, load_model
+from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint, load_model
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine, Mode, Row, Timings
 from weighbridge.scorer.errors import CheckpointError
@@ -32,17 +33,23 @@ PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16"
 """Largest relative difference of logits that must be equal, by compute dtype."""
 
 
+HEAD_TOLERANCE = 1e-2
+"""Likewise for the head alone: rounding of 16-bit logits is below it, a soft cap is not."""
+
+
 class ResidentCheckpoint:
     """One checkpoint in this process. Use `resident_checkpoint` to get it.
 
     Args:
         info: The checkpoint.
         backend: What to compute with.
+        hash_cache: A file that keeps hashes of weight files.
     """
 
-    def __init__(self, info: CheckpointInfo, backend: Backend) -> None:
+    def __init__(self, info: CheckpointInfo, backend: Backend, hash_cache: Path | None) -> None:
         self.info = info
         self.backend = backend
+        self._hash_cache = hash_cache
         self.branching = True
         self._engine: Engine | None = None
         self._plans: OrderedDict[tuple[object, ...], SchemaPlan] = OrderedDict()
@@ -111,7 +118,7 @@ class ResidentCheckpoint:
                 ]
             )
             logger.info(
-                "label prior from %d texts of the schema in %.1f s",
+                "label prior from %d reference texts in %.1f s",
                 len(references),
                 time.perf_counter() - start,
             )
@@ -127,16 +134,22 @@ class ResidentCheckpoint:
         start = time.perf_counter()
         logger.info("loading %s on %s", self.info.name, self.backend.name)
         model = load_model(self.info.folder, self.backend.dtype)
+        # Weights load long after their hash was taken, and stand for it in every decision.
+        if fingerprint(self.info.folder, self._hash_cache) != self.info.fingerprint:
+            raise CheckpointError(
+                f"a checkpoint must stay as it is while it is in use, and {self.info.folder} "
+                "has changed",
+                hint="start again: what is recorded is kept",
+            )
         engine = Engine(model, chunk=self.backend.chunk)
-        tolerance = PROBE_TOLERANCE[self.backend.dtype]
-        if engine.head_difference() > tolerance:
+        if engine.head_difference() > HEAD_TOLERANCE:
             raise CheckpointError(
                 f"the logits of a checkpoint must be a plain product with its head, and "
                 f"{self.info.architecture} caps or scales them",
                 hint="this architecture is not supported yet",
             )
         difference = engine.probe()
-        self.branching = difference <= tolerance
+        self.branching = difference <= PROBE_TOLERANCE[self.backend.dtype]
         if not self.branching:
             logger.warning(
                 "%s: a forked cache differs from recomputing by %.2g (relative), so every field "
@@ -158,12 +171,12 @@ _residents: dict[tuple[str, str], ResidentCheckpoint] = {}
 _residents_lock = threading.Lock()
 
 
-def resident_checkpoint(info: CheckpointInfo) -> ResidentCheckpoint:
+def resident_checkpoint(info: CheckpointInfo, hash_cache: Path | None = None) -> ResidentCheckpoint:
     """Return this process's copy of a checkpoint, without loading its weights yet."""
     backend = describe_backend()
     with _residents_lock:
         resident = _residents.setdefault(
-            (info.fingerprint, backend.dtype), ResidentCheckpoint(info, backend)
+            (info.fingerprint, backend.dtype), ResidentCheckpoint(info, backend, hash_cache)
         )
         if not resident.loaded:
             # The same files in another folder: the first one may be gone by now.

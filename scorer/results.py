@@ -19,7 +19,8 @@ class FieldResult(_Frozen):
         kind: Kind of the field.
         value: The choice with the highest logit; the first of equals.
         scores: Probability by choice: softmax(logits / temperature).
-        logits: Raw logit by choice, before temperature.
+        logits: Logit by choice, before temperature; in `labels` after the label
+            prior was subtracted.
         margin: Highest logit minus the second highest, before temperature;
             None for a field of one choice.
         expected_value: Sum of i * p_i over the levels of a score field, i from
@@ -36,12 +37,35 @@ class FieldResult(_Frozen):
     code: str | None
 
 
+class DecisionKey(_Frozen):
+    """What a decision depends on beside the document: other values, another decision.
+
+    Attributes:
+        schema_sha256: Hash of the ordered schema.
+        checkpoint: Fingerprint of the checkpoint.
+        dtype: Compute dtype.
+        contract: Trained prompt contract, None for plain instruct models.
+        layout: What stood first in the prompt.
+        encoding: What the model was asked to say.
+        prompt_version: Version of the prompt's wording.
+    """
+
+    schema_sha256: str
+    checkpoint: str
+    dtype: str
+    contract: str | None
+    layout: str
+    encoding: str
+    prompt_version: str
+
+
 class ScoreResult(_Frozen):
     """The answers to all fields of one document.
 
     Attributes:
         output: Selected value by field, booleans as native booleans.
         fields: Answer by field, in the order of the schema.
+        key: What the answers depend on beside the document.
         temperature: What the logits were divided by.
         temperature_kind: Where it came from.
         temperature_fitted: Whether it was fitted for this very checkpoint.
@@ -50,6 +74,7 @@ class ScoreResult(_Frozen):
 
     output: dict[str, Choice]
     fields: dict[str, FieldResult]
+    key: DecisionKey
     temperature: float
     temperature_kind: TemperatureKind
     temperature_fitted: bool

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weighbridge.tasks.errors import SettingsError, SourceError, TaskError
+    from weighbridge.tasks.errors import ResultRefused, SettingsError, SourceError, TaskError
     from weighbridge.tasks.planning import Batch
     from weighbridge.tasks.recording import Run, record_batch, recorded_run
     from weighbridge.tasks.schema import read_schema, validate_schema
@@ -28,6 +28,7 @@ _MODULES = {
     "BadRecord": "sources",
     "Batch": "planning",
     "Document": "sources",
+    "ResultRefused": "errors",
     "Run": "recording",
     "ScorerSpec": "scoring",
     "Settings": "settings",
@@ -49,6 +50,7 @@ __all__ = [
     "BadRecord",
     "Batch",
     "Document",
+    "ResultRefused",
     "Run",
     "ScorerSpec",
     "Settings",

@@ -30,7 +30,7 @@ def batch_record(
     Args:
         batch: The planned batch.
         results: One per document of `batch.to_score`.
-        mode: How the rows were computed.
+        mode: How rows were to be computed; how they were is recorded where it is known.
         backend: What they were computed with.
         keep: Whether texts and metadata are kept.
     """
@@ -43,7 +43,7 @@ def batch_record(
     return BatchRecord(
         started_at=batch.began_at,
         timings=batch_timings(scored) if scored else None,
-        mode=mode,
+        mode=str(scored[0].timings.mode) if scored else mode,
         backend=backend,
         items=(
             *(
@@ -72,7 +72,7 @@ def batch_timings(results: Sequence[ScoreResult]) -> BatchTimings:
 
 
 def answer_records(result: ScoreResult) -> tuple[AnswerRecord, ...]:
-    """Turn the answers of a document into rows: one per choice, raw logits."""
+    """Turn the answers of a document into rows: one per choice, before temperature."""
     return tuple(
         AnswerRecord(
             field=name,

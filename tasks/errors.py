@@ -1,8 +1,9 @@
-"""The errors of what tasks read: settings and documents. A leaf.
+"""The errors of the task library: one tree. A leaf.
 
 TaskError
 ├── SettingsError   a setting does not hold what it must
-└── SourceError     a file cannot be read as records at all
+├── SourceError     a file cannot be read as records at all
+└── ResultRefused   answers that do not belong to the run they were given to
 """
 
 
@@ -26,3 +27,7 @@ class SettingsError(TaskError):
 
 class SourceError(TaskError):
     """A file cannot be read as records at all."""
+
+
+class ResultRefused(TaskError):  # noqa: N818 - named for what happened to it
+    """Answers that do not belong to the run they were given to."""

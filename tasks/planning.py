@@ -3,14 +3,18 @@
 Knows the store, not the model. Holds a window of documents in memory at a time.
 """
 
+import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 
+from weighbridge.db.errors import RecordRefused
 from weighbridge.db.store import Store
 from weighbridge.tasks.sources import BadRecord, Document
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 256
 """Records looked up in the store at once."""
@@ -115,16 +119,21 @@ def plan_batches(
 ) -> Iterator[Batch]:
     """Cut the records of a run into batches.
 
-    Records that a run recorded before it was interrupted are skipped. Texts that
-    another live run is scoring right now wait until that run has decided them or
-    lets go of them. How long a batch takes is measured from when it is given to
-    when the next one is asked for.
+    Records that a run recorded before it was interrupted are skipped, if they are
+    still the same. Texts that another live run is scoring right now wait until that
+    run has decided them or lets go of them; each wait is logged once. How long a
+    batch takes is measured from when it is given to when the next one is asked for.
 
     Args:
         store: The store of the run.
         run_id: The run.
         records: Its records, streamed.
         sizer: How large batches are.
+
+    Raises:
+        RecordRefused: A recorded position now holds another text: skipping it would
+            lose a document, and scoring it would give the position two.
+        RunRefused: The run does not exist, is closed, or was taken over.
     """
     for batch in _batches(store, run_id, records, sizer):
         given = time.perf_counter()
@@ -140,24 +149,26 @@ def _batches(
 ) -> Iterator[Batch]:
     pending = _Pending()
     deferred: dict[str, list[Document]] = {}
-    for window in _windows(records, store.recorded_positions(run_id)):
+    waited_for: set[str] = set()
+    for window in _windows(run_id, records, store.recorded_positions(run_id)):
         _sort_window(store, run_id, window, pending)
         while len(pending.to_score) >= sizer.size or pending.free >= MAX_FREE:
             yield from _next_batch(store, run_id, pending, sizer.size, deferred)
         if sum(map(len, deferred.values())) >= WINDOW:
-            _retry_deferred(store, run_id, pending, deferred)
+            _retry_deferred(store, run_id, pending, deferred, waited_for)
     while pending.to_score or pending.free or deferred:
         yield from _next_batch(store, run_id, pending, sizer.size, deferred)
         if deferred and not pending.to_score:
-            _retry_deferred(store, run_id, pending, deferred)
+            _retry_deferred(store, run_id, pending, deferred, waited_for)
 
 
 def _windows(
-    records: Iterable[Document | BadRecord], recorded: set[int]
+    run_id: int, records: Iterable[Document | BadRecord], recorded: Mapping[int, str | None]
 ) -> Iterator[list[Document | BadRecord]]:
     window: list[Document | BadRecord] = []
     for record in records:
         if record.position in recorded:
+            _require_same(run_id, record, recorded[record.position])
             continue
         window.append(record)
         if len(window) == WINDOW:
@@ -165,6 +176,16 @@ def _windows(
             window = []
     if window:
         yield window
+
+
+def _require_same(run_id: int, record: Document | BadRecord, recorded: str | None) -> None:
+    digest = text_sha256(record.text) if isinstance(record, Document) else None
+    if digest != recorded:
+        raise RecordRefused(
+            f"a retry must find the text that run {run_id} recorded at position"
+            f" {record.position}, got another (line {record.line} of the source)",
+            hint="the source has changed since the run began: run it as a new run",
+        )
 
 
 def _sort_window(
@@ -215,9 +236,21 @@ def _next_batch(
 
 
 def _retry_deferred(
-    store: Store, run_id: int, pending: _Pending, deferred: dict[str, list[Document]]
+    store: Store,
+    run_id: int,
+    pending: _Pending,
+    deferred: dict[str, list[Document]],
+    waited_for: set[str],
 ) -> None:
-    """Wait a moment, then look again at what another run was scoring."""
+    """Wait a moment, then look again at what another run was scoring.
+
+    `waited_for` holds the texts of the last look, so that a wait is told once.
+    """
+    if not waited_for.issuperset(deferred):
+        count = sum(map(len, deferred.values()))
+        logger.info("waiting for %d documents that another run is scoring", count)
+    waited_for.clear()
+    waited_for.update(deferred)
     time.sleep(WAIT_SECONDS)
     decided = store.decided(run_id, list(deferred))
     for digest, documents in deferred.items():

@@ -19,10 +19,11 @@ from weighbridge.db.records import BatchOutcome, CheckpointRow, RunStart, Schema
 from weighbridge.db.store import Store
 from weighbridge.scorer.checkpoint import CheckpointInfo
 from weighbridge.scorer.parallel_scorer import ParallelScorer
-from weighbridge.scorer.results import Rejection, ScoreResult
+from weighbridge.scorer.results import DecisionKey, Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
 from weighbridge.scorer.temperature import Temperature
 from weighbridge.tasks.convert import batch_record
+from weighbridge.tasks.errors import ResultRefused
 from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches
 from weighbridge.tasks.scoring import ScorerSpec, open_scorer
 from weighbridge.tasks.settings import load_settings
@@ -41,6 +42,7 @@ class Run:
         run_id: Its number.
         continued: Whether an interrupted run goes on.
         scorer: The scorer that answers; has loaded no weights by itself.
+        key: What its answers depend on: the key its decisions are kept under.
         mode: How rows are computed, as recorded with each batch.
         store_text: Whether texts and metadata are kept.
     """
@@ -50,6 +52,7 @@ class Run:
     run_id: int
     continued: bool
     scorer: ParallelScorer
+    key: DecisionKey
     mode: str
     store_text: bool
 
@@ -104,6 +107,7 @@ def recorded_run(
     """
     opened = open_scorer(scorer)
     opened.plan(schema)  # what does not fit is told before there is a run
+    key = opened.key(schema)
     engine = open_engine(database_url or load_settings().database_url)
     try:
         store = Store(engine)
@@ -120,11 +124,11 @@ def recorded_run(
                 temperature_source=temperature.source,
                 documents_source=documents,
                 mode=scorer.mode,
-                layout=opened.layout.value,
-                encoding=opened.encoding.value,
-                contract=_contract(opened.info),
-                dtype=opened.dtype,
-                prompt_version=opened.prompt_version,
+                layout=key.layout,
+                encoding=key.encoding,
+                contract=key.contract,
+                dtype=key.dtype,
+                prompt_version=key.prompt_version,
                 max_input_tokens=opened.max_input_tokens,
                 backend=opened.backend,
                 versions={package: importlib.metadata.version(package) for package in _PACKAGES},
@@ -132,13 +136,23 @@ def recorded_run(
                 rescore=rescore,
             )
         )
-        run = Run(engine, store, handle.run_id, handle.continued, opened, scorer.mode, store_text)
+        run = Run(
+            engine=engine,
+            store=store,
+            run_id=handle.run_id,
+            continued=handle.continued,
+            scorer=opened,
+            key=key,
+            mode=scorer.mode,
+            store_text=store_text,
+        )
         try:
             yield run
             store.finish_run(run.run_id, "completed", documents=total)
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "cancelled"
-            # What went wrong first matters; a run left open is swept as crashed later.
+            # What went wrong first matters. A run left open is closed as crashed by a later
+            # one, once this process is gone.
             with suppress(StoreError):
                 store.finish_run(run.run_id, status, message=type(error).__name__)
             raise
@@ -187,8 +201,18 @@ def record_batch(
         How many documents were scored, reused, rejected, and scored in vain.
 
     Raises:
+        ResultRefused: A result answers another schema or comes from another checkpoint.
         StoreError: The store cannot be written.
     """
+    for result in results:
+        if isinstance(result, ScoreResult) and result.key != run.key:
+            differs = [name for name, value in run.key if getattr(result.key, name) != value]
+            raise ResultRefused(
+                "results must answer the run's schema with the run's checkpoint, got another "
+                f"{', '.join(differs)}",
+                hint="score with what recorded_run was given; a checkpoint that was replaced "
+                "meanwhile needs a new run",
+            )
     planned = batch if isinstance(batch, Batch) else Batch(tuple(batch))
     outcome = run.store.record_batch(
         run.run_id,

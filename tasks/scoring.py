@@ -94,6 +94,10 @@ def score_batch(
     """
     opened = open_scorer(scorer)
     results = opened.score_batch(texts, schema, scorer.mode, scorer.field_batch_size)
+    if not opened.branching:
+        get_run_logger().warning(
+            "this checkpoint's caches cannot be forked: every field is computed on its own"
+        )
     done = [result for result in results if isinstance(result, ScoreResult)]
     get_run_logger().info(
         "scored %d of %d documents in %.2f s, %d prompt tokens",

@@ -8,13 +8,12 @@ decided where flows are started.
 
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic_settings import (
@@ -24,6 +23,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from weighbridge.db.errors import StoreUnavailable
+from weighbridge.db.location import display_url, sqlite_url
 from weighbridge.tasks.errors import SettingsError
 
 ENV_PREFIX = "WEIGHBRIDGE_"
@@ -33,7 +34,7 @@ DEFAULT = "default"
 
 _RULES = {
     "database_url": "a database URL such as sqlite:///answers.db, or the path of a SQLite file",
-    "checkpoint": "a checkpoint folder or a hub id",
+    "checkpoint": "a checkpoint folder",
     "cache": "a folder",
     "allow_remote_api": "true or false",
 }
@@ -45,7 +46,7 @@ class Settings(BaseSettings):
     Attributes:
         database_url: Where the answers are kept, as a database URL. A path is
             accepted too; a relative one starts at the current folder.
-        checkpoint: Folder or hub id of the model; None means the embedded one.
+        checkpoint: Folder of the model; None means the embedded one.
         cache: Folder for what can be made again: the embedded checkpoint, logs.
         allow_remote_api: Consent to report runs to a Prefect API that is not
             on this machine.
@@ -85,10 +86,9 @@ class Settings(BaseSettings):
     @field_validator("checkpoint")
     @classmethod
     def _expanded(cls, value: str | None) -> str | None:
-        # Only "~" marks a path for sure: org/name is a hub id and a relative path at once.
-        if value is None or not value.startswith("~"):
-            return value if value is None else _not_blank(value)
-        return str(_absolute(value))
+        if value is None:
+            return None
+        return str(_absolute(value)) if value.startswith("~") else _not_blank(value)
 
     @field_validator("cache", mode="before")
     @classmethod
@@ -124,9 +124,9 @@ class Settings(BaseSettings):
         return self._origins.get(name, DEFAULT)
 
     def described(self) -> dict[str, dict[str, Any]]:
-        """Return value and origin of each setting, as JSON, without passwords."""
+        """Return value and origin of each setting, as JSON, without what may hold a password."""
         values = self.model_dump(mode="json")
-        values["database_url"] = without_password(self.database_url)
+        values["database_url"] = _shown_url(self.database_url)
         return {name: {"value": values[name], "origin": self.origin(name)} for name in values}
 
 
@@ -208,22 +208,19 @@ def as_database_url(value: str) -> str:
     """
     value = _not_blank(value)
     if "://" not in value:
-        return _sqlite_url("sqlite", value)
+        return sqlite_url(_absolute(value))
     scheme, _, rest = value.partition(":///")
     path, mark, query = rest.partition("?")
     if scheme not in {"sqlite", "sqlite+pysqlite"} or not path or path.startswith((":", "file:")):
         return value
-    return f"{_sqlite_url(scheme, unquote(path))}{mark}{query}"
+    return f"{sqlite_url(_absolute(unquote(path)))}{mark}{query}"
 
 
-def without_password(url: str) -> str:
-    """Return a database URL that may be shown."""
-    url = re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", url)
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
-
-
-def _sqlite_url(scheme: str, path: str) -> str:
-    return f"{scheme}:///{quote(str(_absolute(path)))}"
+def _shown_url(url: str) -> str:
+    try:
+        return display_url(url)
+    except StoreUnavailable as error:
+        return f"(not shown: {error.message})"
 
 
 def _absolute(path: str) -> Path:
@@ -269,4 +266,5 @@ def _explained(error: ValidationError, origins: dict[str, str]) -> SettingsError
 
 
 def _shown(value: object) -> str:
-    return without_password(json.dumps(value, default=str))
+    text = json.dumps(value, default=str)
+    return "a URL" if "://" in text else text  # which may hold a password

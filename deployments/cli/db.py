@@ -42,7 +42,10 @@ def upgrade(database: DatabaseOption = None) -> None:
     file = store_path(url)
     if file is not None and not file.exists():
         # An upgrade of a mistyped path must not leave an empty store there.
-        raise StoreUnavailable(f"there is no store at {file}", hint="weighbridge score creates one")
+        raise StoreUnavailable(
+            f"a store must exist to be upgraded, and there is no store at {file}",
+            hint="weighbridge score creates one",
+        )
     done = upgrade_store(url)
     where = file or display_url(url)
     if done.before == done.after:

@@ -151,15 +151,12 @@ def _reading(database: str | None) -> Generator["Engine"]:
 def _existing_run(engine: "Engine", run: int | None) -> int:
     from weighbridge.db import queries
 
-    latest = queries.latest_run_id(engine)
-    if latest is None:
+    if run is None and queries.latest_run_id(engine) is None:
         raise CommandError(
             "there must be a run to show, and the store has none yet",
             hint=_FIRST_RUN,
         )
-    if run is None:
-        return latest
-    return queries.run_summary(engine, run).run_id
+    return queries.existing_run(engine, run)
 
 
 def _run_values(run: "RunSummary") -> dict[str, Any]:

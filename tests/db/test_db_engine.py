@@ -1,4 +1,5 @@
 import os
+import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -20,7 +21,7 @@ from weighbridge.db import (
     store_path,
 )
 from weighbridge.db import filesystems as filesystems_module
-from weighbridge.db.engine import reading, writing
+from weighbridge.db.engine import reading, translate, writing
 from weighbridge.db.filesystems import (
     Mount,
     mount_of,
@@ -159,6 +160,8 @@ def test_relative_and_home_paths(monkeypatch, tmp_path):
         ("sqlite+aiosqlite:///x.db", "driver"),
         ("nosuchdb://me:secret@host/db", "nosuchdb"),
         ("mysql+mysqldb://me:secret@host/db?password=secret", "mysql"),
+        # The password ends at the first @ for SQLAlchemy: the rest would pass for the host.
+        ("postgresql://me:p@secret@host/db", "one @, before the host"),
     ],
 )
 def test_urls_that_name_no_store(url, words, monkeypatch, tmp_path):
@@ -167,7 +170,24 @@ def test_urls_that_name_no_store(url, words, monkeypatch, tmp_path):
         open_engine(url)
     error = refused.value
     assert "secret" not in f"{error} {error.hint} {error.__cause__}"
+    assert error.hint
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        ("SQLITE_FULL", StoreUnavailable, "must have room, and it is full"),
+        ("SQLITE_CONSTRAINT", StoreError, "must carry out what the store asks, got .*driver says"),
+    ],
+)
+def test_what_the_driver_says_becomes_an_error_with_a_hint(code, kind, words):
+    error = sqlite3.OperationalError("driver says")
+    error.sqlite_errorname = code
+    told = translate(error, "/srv/store.db")
+    assert type(told) is kind
+    assert re.match(f"(the disk of )?/srv/store.db {words}", told.message)
+    assert told.hint
 
 
 def test_urls_are_shown_without_passwords():

@@ -5,6 +5,7 @@ from weighbridge.db import (
     QueryRefused,
     RunRefused,
     answer_distribution,
+    existing_run,
     open_engine,
     rejected,
     results,
@@ -35,7 +36,7 @@ def filled(store, make):
     return run_id
 
 
-def test_results_come_in_order_and_by_filter(engine, filled):
+def test_results_come_in_order_or_the_least_certain_first(engine, filled):
     everything = results(engine)
     assert {row["run_id"] for row in everything} == {filled}
     assert [(row["position"], row["field"]) for row in everything[:4]] == [
@@ -44,23 +45,30 @@ def test_results_come_in_order_and_by_filter(engine, filled):
         (0, "anger"),
         (1, "topic"),
     ]
-    assert len(results(engine, 1, field="topic")) == 4
     # Topic logits n against 1.5: login wins for 0 and 1.
-    assert [r["position"] for r in results(engine, 1, field="topic", value="login")] == [0, 1]
-    uncertain = results(engine, 1, field="urgent", uncertain=True, limit=2)
-    assert [row["position"] for row in uncertain] == [0, 1]
-    sure = results(engine, 1, field="urgent", min_probability=0.9)
-    assert [row["position"] for row in sure] == [2, 3]
+    topics = [row["value"] for row in results(engine, 1) if row["field"] == "topic"]
+    assert topics == ["login", "login", "billing", "billing"]
+    # The closest logits of all: 1 and 2 against 1.5, sigmoid(0.5) = 0.622 each.
+    uncertain = results(engine, 1, uncertain=True, limit=2)
+    assert [(row["position"], row["field"]) for row in uncertain] == [(1, "topic"), (2, "topic")]
+    assert [row["probability"] for row in uncertain] == pytest.approx([0.62246] * 2, abs=1e-5)
 
 
 def test_no_run_is_said_so(engine, store, make):
-    with pytest.raises(RunRefused, match="no run yet"):
-        results(engine)
+    for query in (results, existing_run):
+        with pytest.raises(RunRefused, match=r"must have a run .* no run yet") as caught:
+            query(engine)
+        assert caught.value.hint
     store.begin_run(make.start())
     assert results(engine) == []
-    for query in (results, rejected, answer_distribution, run_summary):
-        with pytest.raises(RunRefused, match="no run 9"):
+    for query in (results, rejected, answer_distribution, run_summary, existing_run):
+        with pytest.raises(RunRefused, match=r"store has, .* no run 9") as caught:
             query(engine, 9)
+        assert "weighbridge runs" in (caught.value.hint or "")
+
+
+def test_the_run_that_is_meant(engine, filled):
+    assert (existing_run(engine), existing_run(engine, 1)) == (filled, 1)
 
 
 def test_the_distribution_of_answers(engine, filled):
@@ -71,7 +79,7 @@ def test_the_distribution_of_answers(engine, filled):
         ("urgent", "boolean", "true", 4),
         ("anger", "score", "annoyed", 4),
     ]
-    anger = [row["probability"] for row in results(engine, 1, field="anger")]
+    anger = [row["probability"] for row in results(engine, 1) if row["field"] == "anger"]
     assert told[-1].mean_probability == pytest.approx(sum(anger) / 4)
 
 
@@ -100,11 +108,12 @@ def test_readers_read_and_cannot_write(path, engine, filled):
 
 
 def test_typed_sql_gives_columns_and_rows(engine, filled):
-    told = run_sql(engine, "SELECT position AS p, count(*) FROM results GROUP BY 1", limit=2)
-    assert (told.columns, told.rows, told.truncated) == (("p", "count(*)"), [(0, 6), (1, 6)], True)
+    told = run_sql(engine, "SELECT position AS p, count(*) FROM results GROUP BY 1")
+    assert (told.columns, told.rows[:2]) == (("p", "count(*)"), [(0, 6), (1, 6)])
+    assert len(told.rows) == 4
     told = run_sql(engine, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n LIMIT 3)"
-                   " SELECT sum(i) FROM n;", limit=2)  # fmt: skip
-    assert (told.rows, told.truncated) == ([(6,)], False)
+                   " SELECT sum(i) FROM n;")  # fmt: skip
+    assert told.rows == [(6,)]
     assert run_sql(engine, "PRAGMA table_info(results)").rows[0][1] == "run_id"
     assert run_sql(engine, "SELECT name FROM pragma_table_info('results')").rows[0] == ("run_id",)
     assert run_sql(engine, "SELECT value FROM json_each('[7]')").rows == [(7,)]

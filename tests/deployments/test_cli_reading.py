@@ -198,7 +198,7 @@ def test_a_run_that_does_not_exist(filled: Path, capsys: pytest.CaptureFixture[s
         assert main([command, "9"]) == 1
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("error: there is no run 9\nhint: ")
+        assert err.startswith("error: a run must be one that the store has, and there is no run 9")
         assert "weighbridge runs" in err
 
 
@@ -222,7 +222,8 @@ def test_without_a_store_nothing_is_created(
     assert main(arguments) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"error: there is no store at {database}\nhint: ")
+    assert err.startswith("error: a store must exist to be ")
+    assert f"there is no store at {database}\nhint: " in err
     assert not database.exists()
 
 

@@ -28,26 +28,28 @@ def test_lines_come_now_and_then(clock: list[float], capsys: pytest.CaptureFixtu
     with progress_bar() as listener:
         assert at(0, 0, None) == ""  # nothing is known yet
         assert at(50, 400) == ""  # a run that goes on begins with what was recorded before
-        assert at(55, 420) == ""  # less than ten seconds
-        # 40 in 10 s are 4 a second, 560 are left: 140 s.
+        assert at(55, 420) == ""  # the first batch, which loaded the model: time counts from here
+        # 20 in 5 s are 4 a second, 560 are left: 140 s.
         assert at(60, 440) == "440 of 1000 documents, 4.0 documents/s, 2 min left\n"
         assert at(61, 441) == ""
-        # 200 in 20 s, 400 left: 40 s.
-        assert at(70, 600) == "600 of 1000 documents, 10.0 documents/s, 40 s left\n"
-        # 201 in 10,000 s, 399 left: 19,851 s.
-        assert at(10_050, 601) == "601 of 1000 documents, 0.0 documents/s, 5.5 h left\n"
+        # 180 in 15 s, 400 left: 33 s.
+        assert at(70, 600) == "600 of 1000 documents, 12.0 documents/s, 33 s left\n"
+        # 181 in 9,995 s, 399 left: 22,033 s.
+        assert at(10_050, 601) == "601 of 1000 documents, 0.0 documents/s, 6.1 h left\n"
         # The end is told by the command itself.
         assert at(20_000, 1000) == ""
 
 
-def test_without_progress_no_time_is_promised(
+def test_before_the_first_batch_no_time_is_promised(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ):
     with progress_bar() as listener:
-        listener(Progress("scoring", 0, 8))
+        listener(Progress("loading the model", 0, 8))
         clock.append(130.0)
-        listener(Progress("scoring", 0, 8))
-    assert capsys.readouterr() == ("", "0 of 8 documents, 0.0 documents/s\n")
+        listener(Progress("loading the model", 0, 8))
+        clock.append(160.0)
+        listener(Progress("scoring", 2, 8))
+    assert capsys.readouterr() == ("", "0 of 8 documents\n2 of 8 documents\n")
 
 
 def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch):

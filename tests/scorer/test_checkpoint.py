@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from weighbridge.scorer import ParallelScorer
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.checkpoint import (
+    DEFAULT_MAX_INPUT_TOKENS,
     IDENTITY_FILES,
     inspect_checkpoint,
     load_model,
@@ -139,8 +141,6 @@ def test_architecture_of_a_nested_configuration(folder):
         write("chat_template.jinja", "{{ messages }}"),
         write("special_tokens_map.json", "{}"),
         write("system_prompt.txt", "Judge."),
-        write("adapter_config.json", "{}"),
-        write("adapters.safetensors", safetensors({})),
         rewrite_tensors(lambda arrays: arrays["model.norm.weight"].__setitem__(0, 2.0)),
         lambda folder: (folder / "tokenizer_config.json").unlink(),
         lambda folder: (folder / "model.safetensors").rename(folder / "model-1.safetensors"),
@@ -210,6 +210,54 @@ def test_a_hash_cache_that_cannot_be_written_is_said(folder, tmp_path, caplog):
     # A folder stands where the file should: the work is done, only not kept.
     assert inspect_checkpoint(folder, hash_cache=tmp_path).fingerprint
     assert "hashes of weights could not be kept" in caplog.text
+    # Nor does the attempt leave its temporary file beside it.
+    assert [path.name for path in tmp_path.parent.iterdir() if path.name.startswith("tmp")] == []
+
+
+def test_hashes_of_a_replaced_file_are_dropped(folder, tmp_path):
+    cache = tmp_path / "hashes.json"
+    weights = folder / "model.safetensors"
+    for moment in (1, 2, 3):
+        os.utime(weights, ns=(moment, moment))
+        inspect_checkpoint(folder, hash_cache=cache)
+    kept = [key for key in json.loads(cache.read_text()) if key.startswith(f"{weights}|")]
+    # Of three states of the file only the last one can ever be asked for again.
+    assert len(kept) == 1
+    assert kept[0].split("|")[2] == "3"
+
+
+@pytest.mark.parametrize("planted", ["", "0" * 63, "F" * 64, "0" * 64 + "\n", 7, None, ["0" * 64]])
+def test_what_is_no_hash_is_not_believed(folder, tmp_path, planted):
+    cache = tmp_path / "hashes.json"
+    expected = inspect_checkpoint(folder, hash_cache=cache).fingerprint
+    kept = json.loads(cache.read_text())
+    cache.write_text(json.dumps(dict.fromkeys(kept, planted)))
+    # Believed, it would be part of the fingerprint, and old decisions would not be found.
+    assert inspect_checkpoint(folder, hash_cache=cache).fingerprint == expected
+    assert json.loads(cache.read_text()) == kept
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_hashed_again(folder, tmp_path, monkeypatch):
+    import hashlib
+
+    cache = tmp_path / "hashes.json"
+    weights = folder / "model.safetensors"
+    before = inspect_checkpoint(folder).fingerprint
+    file_digest = hashlib.file_digest
+
+    def slowly(file: Any, name: str) -> Any:
+        digest = file_digest(file, name)
+        if file.name == str(weights):
+            os.utime(weights, ns=(1, 1))  # written to after it was read
+        return digest
+
+    monkeypatch.setattr(hashlib, "file_digest", slowly)
+    os.utime(weights, ns=(2, 2))
+    assert inspect_checkpoint(folder, hash_cache=cache).fingerprint == before
+    # Neither state of the file is said to have the hash of the other.
+    kept = json.loads(cache.read_text())
+    assert kept
+    assert not any(key.startswith(f"{weights}|") for key in kept)
 
 
 # --- broken folders ---
@@ -235,7 +283,7 @@ def test_a_folder_that_is_not_there(name, tmp_path, monkeypatch):
         (write("config.json", b"\xff\xfe"), "config.json must be readable JSON"),
         (write("config.json", "[" * 100_000), "config.json must be readable JSON"),
         (write("config.json", "[1]"), "config.json must be a JSON object, got list"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"must hold \*.safetensors"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"must hold model\*.safetensors"),
         (cut("model.safetensors", 0), "whole safetensors file, got 0 bytes"),
         (cut("model.safetensors", 7), "whole safetensors file, got 7 bytes"),
         (cut("model.safetensors", 100), "whole safetensors file, got 100 bytes"),
@@ -254,13 +302,16 @@ def test_a_folder_that_is_not_there(name, tmp_path, monkeypatch):
             "whole safetensors file",
         ),
         (
-            lambda folder: (folder / "a.safetensors").mkdir(),
-            "a.safetensors must be a readable file",
+            lambda folder: (folder / "model-a.safetensors").mkdir(),
+            "model-a.safetensors must be a readable file",
         ),
         (
-            lambda folder: (folder / "a.safetensors").symlink_to(folder / "gone"),
-            "a.safetensors must be a readable file, got: No such file",
+            lambda folder: (folder / "model-a.safetensors").symlink_to(folder / "gone"),
+            "model-a.safetensors must be a readable file, got: No such file",
         ),
+        # Loaded without it, the base would answer under the adapter's name.
+        (write("adapters.safetensors", safetensors({})), "must be merged, got an adapter"),
+        (write("adapter_model.safetensors", safetensors({})), "must be merged, got an adapter"),
         (write("READY.json", "{"), "READY.json must be JSON"),
         (write("schema_config.json", "{}"), "must name a known task"),
     ],
@@ -359,3 +410,14 @@ def test_header_of_a_whole_file(folder):
     # The untied head of the tiny model: a row of 64 for each token.
     assert header["lm_head.weight"]["dtype"] == "F32"
     assert header["lm_head.weight"]["shape"][1] == 64
+
+
+def test_the_limit_stays_within_the_context(folder):
+    edit_config(max_position_embeddings=512)(folder)
+    # Beyond its positions a model answers without a word of warning.
+    assert inspect_checkpoint(folder).max_input_tokens == 512
+    with pytest.raises(ScorerError, match=r"at most the 512 positions of .*, got 513"):
+        ParallelScorer(folder, max_input_tokens=513)
+    assert ParallelScorer(folder, max_input_tokens=100).max_input_tokens == 100
+    edit_config(max_position_embeddings=10**6)(folder)
+    assert inspect_checkpoint(folder).max_input_tokens == DEFAULT_MAX_INPUT_TOKENS

@@ -284,12 +284,17 @@ def test_timings_of_a_document(scorer, tiny):
     assert min(timings.prefix_tokens, timings.suffix_tokens, timings.peak_bytes) > 0
 
 
-def test_what_enters_the_key_of_a_decision(scorer, folder):
+def test_what_enters_the_key_of_a_decision(scorer, folder, tiny):
     other = ParallelScorer(folder, layout="context-first", encoding="codes")
     # Dtype as it is computed with; wording by layout and encoding.
     assert scorer.dtype in scorer.backend
-    assert scorer.prompt_version.count(".") == other.prompt_version.count(".") == 1
-    assert scorer.info.fingerprint == other.info.fingerprint
+    one, two = scorer.key(tiny.schema()), other.key(tiny.schema())
+    assert (one.layout, one.encoding) == ("schema-first", "labels")
+    assert (two.layout, two.encoding) == ("context-first", "codes")
+    assert one.checkpoint == two.checkpoint == scorer.info.fingerprint
+    assert one.schema_sha256 == two.schema_sha256 == tiny.schema().sha256
+    # Each answer names what it depends on, so that it cannot be kept under another key.
+    assert scorer.score("x", tiny.schema()).key == one
 
 
 # --- what goes in ---

@@ -17,7 +17,7 @@ from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import DocumentError
 from weighbridge.scorer.plan import SchemaPlan, check_text
-from weighbridge.scorer.prompts import Layout, PromptText, contract_json, prompt_version
+from weighbridge.scorer.prompts import Layout, PromptText, contract_json
 from weighbridge.scorer.schema import Field, FieldKind, Schema
 
 CASES = Path(__file__).parents[1] / "cases" / "documents_hostile.jsonl"
@@ -250,12 +250,3 @@ def test_words_stand_for_values_in_labels(tiny):
     assert "now" in prompt
     assert "wait" in prompt
     assert "true" not in prompt
-
-
-def test_prompt_version_names_layout_and_encoding():
-    versions = [prompt_version(layout, encoding) for layout in Layout for encoding in Encoding]
-    # Two numbers each: a change of either wording makes new decisions.
-    assert all(
-        part.isdigit() and int(part) >= 1 for version in versions for part in version.split(".")
-    )
-    assert all(version.count(".") == 1 for version in versions)

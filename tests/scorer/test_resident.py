@@ -1,6 +1,7 @@
 """Checkpoints that stay: loaded once, one at a time, and branched only if that is right."""
 
 import itertools
+import json
 import logging
 import math
 import shutil
@@ -282,3 +283,17 @@ def test_tolerances_cover_the_compute_dtypes():
     values = [PROBE_TOLERANCE[name] for name in ("float64", "float32", "float16", "bfloat16")]
     assert values == sorted(values)
     assert np.finfo(np.float32).eps * 100 < PROBE_TOLERANCE["float32"]
+
+
+def test_a_checkpoint_that_changes_before_it_is_loaded_is_refused(tiny, tmp_path):
+    folder = tiny.checkpoint(tmp_path / "changes")
+    scorer = ParallelScorer(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rms_norm_eps"] = 1e-3
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    # Its answers would be kept under the fingerprint of what it was before.
+    with pytest.raises(CheckpointError, match="must stay as it is"):
+        scorer.score(TEXT, tiny.schema())
+    assert ParallelScorer(folder).score(TEXT, tiny.schema()).key.checkpoint != (
+        scorer.info.fingerprint
+    )

@@ -6,8 +6,8 @@ from hashlib import sha256
 import pytest
 
 from weighbridge.db.records import BatchTimings, require_recordable
-from weighbridge.scorer.engine import Timings
-from weighbridge.scorer.results import FieldResult, Rejection, ScoreResult
+from weighbridge.scorer.engine import Mode, Timings
+from weighbridge.scorer.results import DecisionKey, FieldResult, Rejection, ScoreResult
 from weighbridge.scorer.schema import Choice, FieldKind
 from weighbridge.scorer.temperature import TemperatureKind
 from weighbridge.tasks.convert import answer_records, batch_record, batch_timings
@@ -15,6 +15,7 @@ from weighbridge.tasks.planning import Batch, text_sha256
 from weighbridge.tasks.sources import BadRecord, Document
 
 TIMINGS = Timings(
+    mode=Mode.PARALLEL,
     prefill_seconds=1.0,
     branch_seconds=2.0,
     total_seconds=4.0,
@@ -41,6 +42,17 @@ def field(
     )
 
 
+KEY = DecisionKey(
+    schema_sha256="5" * 64,
+    checkpoint="c" * 64,
+    dtype="float32",
+    contract=None,
+    layout="schema-first",
+    encoding="labels",
+    prompt_version="1.1",
+)
+
+
 def result(**changes: FieldResult) -> ScoreResult:
     fields = {
         "topic": field(FieldKind.ENUM, "b", {"a": -1.0, "b": 2.0, "c": 1.5}, 0.5),
@@ -51,6 +63,7 @@ def result(**changes: FieldResult) -> ScoreResult:
     return ScoreResult(
         output={name: each.value for name, each in fields.items()},
         fields=fields,
+        key=KEY,
         temperature=2.0,
         temperature_kind=TemperatureKind.EXPLICIT,
         temperature_fitted=False,
@@ -95,8 +108,9 @@ def test_each_record_of_a_batch_becomes_one_item():
         began_at=began,
     )
     rejection = Rejection(code="document.too_long", message="at most 5 tokens, got 7")
-    recorded = batch_record(batch, [result(), rejection], mode="parallel", backend="cpu")
+    recorded = batch_record(batch, [result(), rejection], mode="auto", backend="cpu")
     require_recordable(recorded)
+    # The mode as it was, not as it was asked for.
     assert (recorded.started_at, recorded.mode, recorded.backend) == (began, "parallel", "cpu")
     items = {item.position: item for item in recorded.items}
     # The twin of a rejected text is rejected too: nothing of it was decided.

@@ -19,6 +19,7 @@ from weighbridge.db import (
     ChoiceRecord,
     DocumentRecord,
     ItemRecord,
+    RecordRefused,
     RunStart,
     SchemaRow,
     Store,
@@ -174,6 +175,69 @@ def test_every_record_once_and_every_text_scored_once(
     assert summary.wasted == 0
 
 
+def interrupted(store: Store, texts: Sequence[str | None]) -> int:
+    """Record all texts in a run that is not finished; return it as its retry continues it."""
+    key = a_key()
+    run_id = begin(store, key, flow_run_id=key)
+    for batch in plan_batches(store, run_id, as_records(texts), BatchSizer(8)):
+        record(store, run_id, batch)
+    assert begin(store, key, flow_run_id=key) == run_id
+    return run_id
+
+
+@pytest.mark.parametrize(
+    ("edited", "position"),
+    [
+        (["a", "X", None, "a"], 1),
+        (["new", "a", "b", None, "a"], 0),  # a line put before the others
+        (["b", None, "a"], 0),  # the first line removed
+        (["a", "b", "c", "a"], 2),  # a bad record mended
+        ([None, "b", None, "a"], 0),  # a document broken
+        (["a", "b", None, "b"], 3),  # another text that the store knows well
+    ],
+)
+def test_a_retry_notices_that_its_source_was_edited(
+    store: Store, edited: list[str | None], position: int
+):
+    run_id = interrupted(store, ["a", "b", None, "a"])
+    # Skipped by its position alone, the new text would never be scored, and nobody would know.
+    with pytest.raises(RecordRefused, match=f"at position {position}, got another") as caught:
+        list(plan_batches(store, run_id, as_records(edited), BatchSizer(8)))
+    assert "new run" in (caught.value.hint or "")
+    assert "X" not in caught.value.message
+
+
+def test_a_retry_goes_on_with_what_was_added_at_the_end(store: Store):
+    # Nothing that is recorded has changed, so nothing is lost; the same holds for a retry
+    # whose run had not come to the end.
+    run_id = interrupted(store, ["a", None])
+    records = as_records(["a", None, "b"])
+    (batch,) = plan_batches(store, run_id, records, BatchSizer(8))
+    assert batch.texts == ("b",)
+    record(store, run_id, batch)
+    assert store.finish_run(run_id, "completed", documents=3).documents == 3
+
+
+def test_a_retry_of_a_file_that_was_edited(store: Store, tmp_path: Path):
+    from weighbridge.tasks.sources import read_documents
+
+    path = tmp_path / "tickets.jsonl"
+    path.write_text('{"text": "one"}\n{"text": " "}\n{"text": "two"}\n')
+    key = a_key()
+    run_id = begin(store, key, flow_run_id=key)
+    first = next(plan_batches(store, run_id, read_documents(path), BatchSizer(1)))
+    record(store, run_id, first)
+    assert begin(store, key, flow_run_id=key) == run_id
+    # As it was, it goes on; only "one" and the blank record are there.
+    assert store.recorded_positions(run_id) == {0: text_sha256("one"), 1: None}
+    path.write_text('{"text": "One"}\n{"text": " "}\n{"text": "two"}\n')
+    with pytest.raises(RecordRefused, match="line 1 of the source"):
+        list(plan_batches(store, run_id, read_documents(path), BatchSizer(1)))
+    path.write_text('{"text": "one"}\n{"text": " "}\n{"text": "two"}\n')
+    (rest,) = plan_batches(store, run_id, read_documents(path), BatchSizer(1))
+    assert rest.texts == ("two",)
+
+
 def test_a_text_already_waiting_does_not_pile_up(store: Store):
     # One text 5,000 times: held back until its batch is full, it would fill the memory.
     run_id = begin(store, a_key())
@@ -196,13 +260,15 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 
 
 def test_what_another_run_is_scoring_is_waited_for_and_reused(
-    store: Store, waits: list[Callable[[], None]]
+    store: Store, waits: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
 ):
+    caplog.set_level("INFO")
     key = a_key()
     other, run_id = begin(store, key), begin(store, key)
     assert store.claim(other, [text_sha256("b")])
     waits += [
         lambda: None,  # the other run is still at it
+        lambda: None,
         lambda: record(store, other, Batch((document(0, "b"),))),
     ]
     batches: list[Batch] = []
@@ -212,9 +278,40 @@ def test_what_another_run_is_scoring_is_waited_for_and_reused(
     assert [[each.text for each in batch.to_score] for batch in batches] == [["a", "c"], []]
     assert [[each.position for each in batch.decided] for batch in batches] == [[], [1, 2]]
     assert waits == []
+    # Three looks, told once, and no text of a document.
+    assert caplog.messages == ["waiting for 2 documents that another run is scoring"]
     store.finish_run(other, "completed")
     summary = store.finish_run(run_id, "completed", documents=4)
     assert (summary.scored, summary.reused, summary.wasted) == (2, 2, 0)
+
+
+def test_the_next_wait_is_told_again(
+    store: Store,
+    waits: list[Callable[[], None]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    caplog.set_level("INFO")
+    key = a_key()
+    other, run_id = begin(store, key), begin(store, key)
+    assert store.claim(other, [text_sha256("a")])
+
+    waits += [
+        lambda: record(store, other, Batch((document(0, "a"),))),
+        lambda: record(store, other, Batch((document(1, "b"),))),
+    ]
+
+    def records() -> Iterator[Document]:
+        yield document(0, "a")
+        # By the time the plan asks for more it has waited for "a".
+        assert len(waits) == 1
+        assert store.claim(other, [text_sha256("b")])
+        yield document(1, "b")
+
+    monkeypatch.setattr(planning, "WINDOW", 1)
+    for batch in plan_batches(store, run_id, records(), BatchSizer(1)):
+        record(store, run_id, batch)
+    assert caplog.messages == ["waiting for 1 documents that another run is scoring"] * 2
 
 
 def test_what_another_run_lets_go_of_is_scored_after_all(

@@ -12,7 +12,6 @@ from weighbridge.tasks.settings import (
     load_settings,
     unknown_variables,
     user_folder,
-    without_password,
 )
 
 
@@ -91,11 +90,13 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch):
         ("[database]\nurl = 1", 'got "database"'),
         ("database_url = 5", "must be a database URL such as"),
         ('database_url = " "', 'got " "'),
-        ("checkpoint = true", "must be a checkpoint folder or a hub id, got true"),
+        ("checkpoint = true", "must be a checkpoint folder, got true"),
         ('checkpoint = ""', "must be a checkpoint folder"),
         ("cache = 1", "must be a folder, got 1"),
         ('cache = "~nobody-of-that-name/x"', "must be a folder"),
         ('allow_remote_api = "perhaps"', 'must be true or false, got "perhaps"'),
+        # Whatever holds a URL may hold a password.
+        ('database_url = ["postgresql://u:p@h/db"]', "path of a SQLite file, got a URL"),
     ],
 )
 def test_a_bad_file_is_named_with_what_must_hold(place: Place, text: str, words: str):
@@ -150,16 +151,36 @@ def test_paths_become_absolute_urls(place: Place, given: str, url: str):
 def test_a_path_with_odd_letters_reaches_sqlite_unchanged():
     from weighbridge.db.location import store_path
 
-    for name in ("/srv/a?b#c.db", "/srv/50% ü.db", "/srv/%41.db"):
+    for name in ("/srv/a?b#c.db", "/srv/50% ü.db", "/srv/%41.db", "/srv/a b&c+d.db"):
         assert store_path(as_database_url(name)) == Path(name)
+        assert store_path(as_database_url(as_database_url(name))) == Path(name)
 
 
-def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch):
-    url = "postgresql://me:s3cret@host/wb?sslmode=on&password=s3cret"
-    assert without_password(url) == "postgresql://me:***@host/wb?sslmode=on&password=***"
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:////srv/a.db", "sqlite:////srv/a.db"),
+        ("postgresql://me:s3cret@host/wb", "postgresql://me:***@host/wb"),
+        ("postgresql://me:s3%40cret@host/wb", "postgresql://me:***@host/wb"),
+        # What a driver calls its secrets is not known, so no parameter is shown.
+        ("postgresql://host/wb?sslmode=on&password=s3cret", "postgresql://host/wb"),
+        ("postgresql://host/wb?sslpassword=s3cret", "postgresql://host/wb"),
+        # Here the rest of the password looks like the host, the name or the parameters.
+        ("postgresql://me:p@s3cret@host/wb", "(not shown: "),
+        ("postgresql://me:p@a/s3cret@host/wb", "(not shown: "),
+        ("postgresql://me:p@a?s3cret@host/wb", "(not shown: "),
+        ("://me:s3cret@host", "(not shown: "),
+        ("postgresql://me:s3cret@host:port/wb", "(not shown: "),
+    ],
+)
+def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, shown: str):
     monkeypatch.setenv("WEIGHBRIDGE_DATABASE_URL", url)
-    assert "s3cret" not in str(load_settings().described())
-    assert without_password("sqlite:////srv/a.db") == "sqlite:////srv/a.db"
+    settings = load_settings()
+    assert settings.database_url == url
+    described = settings.described()["database_url"]["value"]
+    assert described.startswith(shown)
+    assert described == shown or "not shown" in shown
+    assert "s3cret" not in str(settings.described())
 
 
 def test_folders_on_macos_and_with_xdg_variables(place: Place, monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,7 @@ from weighbridge.tasks import (
     score_batch,
     validate_schema,
 )
+from weighbridge.tasks.errors import ResultRefused
 
 SCHEMA = json.dumps(
     {
@@ -208,3 +209,23 @@ def test_two_runs_in_one_flow_run_are_refused(prefect_server: str, spec: ScorerS
 
     with pytest.raises(RunRefused, match="documents_source"):
         mine()
+
+
+@pytest.mark.prefect
+@pytest.mark.mlx
+def test_answers_to_another_schema_are_not_recorded(
+    prefect_server: str, url: str, spec: ScorerSpec
+):
+    other = read_schema(SCHEMA.replace("The feeling of the text.", "How it sounds."))
+
+    @flow(persist_result=False)
+    def mixed_up() -> None:
+        schema = validate_schema(SCHEMA)
+        with recorded_run(schema, spec, ONE, documents="two", database_url=url) as run:
+            documents = [document(0, "It works.")]
+            record_batch(run, documents, score_batch(["It works."], other, spec))
+
+    # They would be found later as answers to the run's own question.
+    with pytest.raises(ResultRefused, match="got another schema_sha256"):
+        mixed_up()
+    assert statuses(url) == [("failed", "ResultRefused")]
