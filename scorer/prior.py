@@ -34,11 +34,16 @@ EVERYDAY_TEXTS = (
     "There was smoke in the kitchen, so we called for help at once.",
     "I love this song and play it every day.",
 )
-"""Added to those of the schema, which are too few and too alike in a small schema."""
+"""Added to those of a small schema, which are too few and too alike."""
+
+REFERENCE_MINIMUM = 10
 
 
 def reference_texts(schema: Schema) -> tuple[str, ...]:
-    """Return everyday texts and one for each choice: its description, or a plain sentence."""
+    """Return a text for each choice: its description, or a plain sentence.
+
+    Where those are fewer than ten, everyday texts are added.
+    """
     texts: list[str] = []
     for field in schema.fields:
         if len(texts) + len(field.choices) <= REFERENCE_LIMIT:
@@ -46,7 +51,7 @@ def reference_texts(schema: Schema) -> tuple[str, ...]:
                 field.choice_descriptions.get(key) or f"The {spoken(field)} is {word}."
                 for key, word in zip(field.keys, field.words, strict=True)
             )
-    return (*EVERYDAY_TEXTS, *texts)
+    return (*texts, *EVERYDAY_TEXTS[: max(REFERENCE_MINIMUM - len(texts), 0)])
 
 
 def label_prior(
