@@ -110,7 +110,8 @@ def rejected(
         return
     if found:
         print_table(_REJECTED_COLUMNS, [{**row, "id": row["external_id"]} for row in found])
-    print_note(f"run {run_id}: {len(found)} documents rejected")
+    documents = "document" if len(found) == 1 else "documents"
+    print_note(f"run {run_id}: {len(found)} {documents} rejected")
 
 
 def query(
