@@ -90,6 +90,17 @@ def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[No
         yield
 
 
+def describe_api() -> str | None:
+    """Return the API that a command would report to, None for a temporary server."""
+    quiet_prefect()
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if url:
+        return _without_user(url)
+    return LOCAL_API if _answers(LOCAL_API) else None
+
+
 def is_loopback(url: str) -> bool:
     """Return whether an API is on this machine, going by its URL alone."""
     host = urlsplit(url).hostname or ""

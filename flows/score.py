@@ -93,9 +93,9 @@ class ScoreRequest(BaseModel):
     @field_validator("database")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
-        if value is not None and "://" in value and "@" in value:
+        if value is not None and "://" in value:
             raise ValueError(
-                "database must be a path: a URL with a user belongs in the setting "
+                "database must be a path: a URL may hold a password and belongs in the setting "
                 "WEIGHBRIDGE_DATABASE_URL, as parameters of a flow are kept by Prefect"
             )
         return value

@@ -22,6 +22,7 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
 
     Example: weighbridge doctor
     """
+    from weighbridge.deployments.prefect_api import describe_api
     from weighbridge.tasks.settings import load_settings, unknown_variables
 
     settings = load_settings(database_url=database)
@@ -29,7 +30,10 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
     store, no_store = _store(settings.database_url)
     report = {
         **backend,
-        "prefect": {"version": importlib.metadata.version("prefect")},
+        "prefect": {
+            "version": importlib.metadata.version("prefect"),
+            "api": describe_api(),
+        },
         "database": store,
         "settings": settings.described(),
     }
@@ -108,7 +112,11 @@ def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("backend", f"{backend['device']} {backend['dtype']}" if backend else "none"),
         ("blas", str(report["blas"] or "-")),
         ("float32", f"{speed} GFLOP/s" if speed else "-"),
-        ("prefect", report["prefect"]["version"]),
+        (
+            "prefect",
+            f"{report['prefect']['version']}, "
+            f"reports to {report['prefect']['api'] or 'a temporary server for each run'}",
+        ),
         ("database", f"{store['path'] or store['url']} ({state})"),
         *(
             (

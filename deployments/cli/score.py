@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -272,9 +272,6 @@ def run_flow(
     if output is not None:
         export_format(output)  # a wrong name is told before hours of scoring, not after
     path = store_path(settings.database_url)
-    if path is None:
-        # Prefect keeps the parameters of a flow, and this URL may hold a password.
-        os.environ["WEIGHBRIDGE_DATABASE_URL"] = settings.database_url
     quiet_prefect()
     from weighbridge.flows import ScoreRequest, listening, score_documents
 
@@ -285,6 +282,7 @@ def run_flow(
     _check(made)
     try:
         with (
+            nullcontext() if path else _store_setting(settings.database_url),
             reporting(allow_remote=settings.allow_remote_api, say=print_note),
             progress_bar() as listener,
             listening(listener),
@@ -304,6 +302,24 @@ def run_flow(
         export_rows(rows, output, columns=ResultRow.__annotations__)
         print_note(f"answers written to {output}")
     return outcome
+
+
+@contextmanager
+def _store_setting(url: str) -> Generator[None]:
+    """Name the store to the flow by its setting within this block.
+
+    Prefect keeps the parameters of a flow, and this URL may hold a password.
+    """
+    name = "WEIGHBRIDGE_DATABASE_URL"
+    before = os.environ.get(name)
+    os.environ[name] = url
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _check(request: "ScoreRequest") -> None:

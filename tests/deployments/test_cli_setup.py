@@ -99,6 +99,7 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert list(found) == ["backend", "blas", "gflops_float32", "prefect", "database", "settings"]
     assert found["backend"]["device"] in {"cpu", "metal"}
     assert found["gflops_float32"] > 0
+    assert set(found["prefect"]) == {"version", "api"}
     assert found["database"]["exists"] is False
     here = Path.cwd()
     assert found["settings"] == {

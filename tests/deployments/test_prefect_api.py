@@ -152,3 +152,9 @@ def test_the_choice_is_made_before_prefect_is_imported():
         "assert 'prefect' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.prefect
+def test_the_api_of_a_running_server_is_described(prefect_server: str):
+    # What `doctor` shows is where a command would report to.
+    assert prefect_api.describe_api() == prefect_server
