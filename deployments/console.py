@@ -6,9 +6,11 @@ in another order than it is stored. JSON keeps the same value, escaped.
 """
 
 import json
+import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,6 +82,33 @@ def print_hint(hint: str) -> None:
     """Write `hint: …` to stderr, escaped; each line of a hint gets its own label."""
     for line in hint.splitlines():
         _labelled("hint", "cyan", line)
+
+
+@contextmanager
+def warnings_shown() -> Generator[None]:
+    """Print warnings that our layers log within this block as hints, each of them once."""
+    handler = _Hints(logging.WARNING)
+    logger = logging.getLogger("weighbridge")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Hints(logging.Handler):
+    """Prints log records as hints."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record unless its like was printed before."""
+        text = record.getMessage()
+        if text not in self._said:
+            self._said.add(text)
+            print_hint(text)
 
 
 def print_json(value: Any) -> None:

@@ -34,6 +34,8 @@ def quiet_prefect() -> None:
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    # Prefect gives extra loggers its handlers, but not the level of its own.
+    logging.getLogger("weighbridge").setLevel(logging.INFO)
     # Or the log handler reports to stderr, batch by batch, that its server has gone.
     logging.raiseExceptions = False
 

@@ -13,7 +13,7 @@ import typer
 
 from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
-from weighbridge.deployments.console import print_hint, print_json, print_note
+from weighbridge.deployments.console import print_hint, print_json, print_note, warnings_shown
 from weighbridge.deployments.errors import CommandError
 from weighbridge.deployments.prefect_api import quiet_prefect, reporting
 from weighbridge.deployments.progress import progress_bar
@@ -251,6 +251,7 @@ def ask_store(database_url: str, query: "Callable[[Engine, int], _T]", run_id: i
         engine.dispose()
 
 
+@warnings_shown()
 def run_flow(
     settings: "Settings", request: dict[str, Any], *, output: Path | None = None
 ) -> dict[str, Any]:
@@ -327,9 +328,7 @@ def _check(request: "ScoreRequest") -> None:
     from weighbridge.tasks import open_scorer, read_documents, read_schema
 
     read_schema(request.schema_)
-    temperature = open_scorer(request.scorer()).temperature
-    if temperature.warning:
-        print_hint(temperature.warning)
+    open_scorer(request.scorer())
     read_documents(
         request.documents,
         text_field=request.text_field,

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import sys
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weighbridge.deployments import console
-from weighbridge.deployments.console import Column, printable
+from weighbridge.deployments.console import Column, printable, warnings_shown
 
 COLUMNS = (Column("position", "right"), Column("value"), Column("probability", "right", digits=3))
 
@@ -107,3 +108,13 @@ def test_answers_and_notes_take_different_streams(capsys: pytest.CaptureFixture[
     assert err == (
         "note [x] \\x1b" + "y" * 200 + "\nerror: broken \\x1b\nhint: first\nhint: second\n"
     )
+
+
+def test_warnings_of_our_layers_are_shown_once(capsys: pytest.CaptureFixture[str]):
+    logger = logging.getLogger("weighbridge.scorer.resident")
+    with warnings_shown():
+        logger.warning("computed on its own, which is %s", "slower")
+        logger.warning("computed on its own, which is slower")
+        logging.getLogger("elsewhere").info("not ours")
+    # A fallback must not be silent, and a warning per batch would bury the answer.
+    assert capsys.readouterr().err == "hint: computed on its own, which is slower\n"
