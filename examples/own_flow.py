@@ -3,11 +3,16 @@
     python examples/own_flow.py tickets.jsonl triage.json
 
 Store and checkpoint come from the settings, as for `weighbridge score`; which Prefect API
-the flow reports to is Prefect's own setting, and DO_NOT_TRACK=1 keeps Prefect to itself.
+the flow reports to is Prefect's own setting.
 """
 
+import os
 import sys
 from pathlib import Path
+
+# Before Prefect is imported, which sends analytics otherwise.
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 
 from prefect import flow
 

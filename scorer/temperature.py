@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from weighbridge.scorer.errors import ScorerError, TemperatureError, quoted, shown
@@ -123,7 +124,7 @@ def resolve_temperature(
         allow_uncalibrated: Permit `temperature=1.0` where a transferred one is known.
 
     Returns:
-        The temperature. Its warning, if any, is logged too.
+        The temperature. Its warning, if any, is logged too, once in a process.
 
     Raises:
         TemperatureError: When the temperature is not usable or is refused, the folder is
@@ -156,8 +157,14 @@ def resolve_temperature(
     if not warnings:
         return resolved
     warning = "; ".join(warnings)
-    _logger.warning("temperature %s (%s): %s", resolved.value, resolved.kind, warning)
+    _warn_once(resolved.value, resolved.kind, warning)
     return Temperature(resolved.value, resolved.kind, resolved.source, warning)
+
+
+@lru_cache
+def _warn_once(value: float, kind: TemperatureKind, warning: str) -> None:
+    """Log a warning; a policy is resolved again with every batch."""
+    _logger.warning("temperature %s (%s): %s", value, kind, warning)
 
 
 def validate_temperature(value: object) -> float:

@@ -235,7 +235,8 @@ def _bad_byte(raw: bytes, line: int, offset: int) -> Refusal | None:
     return Refusal(
         "document.encoding",
         f"the record on line {line} must be UTF-8 text without NUL, got the byte "
-        f"0x{raw[at]:02x} at offset {at} of the record ({offset + at} of the file)",
+        f"0x{raw[at]:02x} at offset {at} of the record ({offset + at} of the file); "
+        "save the file as UTF-8",
     )
 
 

@@ -97,6 +97,12 @@ def _store(url: str) -> tuple[dict[str, Any], "StoreError | None"]:
     return store, None
 
 
+def _shown(name: str, value: object) -> str:
+    if value is None:
+        return "the embedded model" if name == "checkpoint" else "-"
+    return str(value)
+
+
 def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
     backend, store = report["backend"], report["database"]
     settings: dict[str, dict[str, Any]] = report["settings"]
@@ -121,7 +127,7 @@ def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
         *(
             (
                 name,
-                f"{'-' if setting['value'] is None else setting['value']}  [{setting['origin']}]",
+                f"{_shown(name, setting['value'])}  [{setting['origin']}]",
             )
             for name, setting in settings.items()
         ),

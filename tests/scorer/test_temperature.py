@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from weighbridge.scorer.errors import ScorerError, TemperatureError
 from weighbridge.scorer.temperature import (
     TemperatureKind,
+    _warn_once,
     resolve_temperature,
     softmax,
     validate_temperature,
@@ -50,6 +51,12 @@ def check(case: dict, folder: Path | None, caplog: pytest.LogCaptureFixture) -> 
         # Said twice on purpose: in the value for the record, in the log for whoever watches.
         assert word in str(resolved.warning)
         assert word in caplog.text
+
+
+@pytest.fixture(autouse=True)
+def warned_of_nothing():
+    """Forget which warnings were logged before."""
+    _warn_once.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
