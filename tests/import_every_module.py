@@ -13,7 +13,6 @@ def main() -> int:
         for file in files
         if file.suffix == ".py" and file.parts[0] == "weighbridge"
     )
-    modules = [name for name in modules if not name.endswith("migrations.env")]
     for name in modules:
         importlib.import_module(name)
     samples = importlib.resources.files("weighbridge.examples")
