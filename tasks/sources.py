@@ -176,6 +176,9 @@ def _head(path: Path, text_field: str) -> bytes:
 
 def _check_text(path: Path, head: bytes, text_field: str) -> None:
     """Refuse what is another kind of file as a whole, not record by record."""
+    # One broken record must not refuse the file: what shows records is read as records.
+    if _JSON_START.search(head) or text_field.encode() in head.partition(b"\n")[0]:
+        return
     even, odd = head[0::2], head[1::2]
     marked = head.startswith((b"\xff\xfe", b"\xfe\xff")) and 0 in head
     if marked or (len(head) >= 4 and not (any(even) and any(odd))):
@@ -183,9 +186,6 @@ def _check_text(path: Path, head: bytes, text_field: str) -> None:
             f"documents must be UTF-8 text, and {path} is UTF-16 or UTF-32",
             hint=f"convert it: iconv -f UTF-16 -t UTF-8 {path} > documents{path.suffix}",
         )
-    # One broken record must not refuse the file: what shows records is read as records.
-    if _JSON_START.search(head) or text_field.encode() in head.partition(b"\n")[0]:
-        return
     for magic, name in _CONTAINERS.items():
         if head.startswith(magic):
             raise SourceError(

@@ -359,6 +359,11 @@ def test_any_text_survives_csv(tmp_path: Path, rows: list[tuple[str, str, str]])
 garbage = st.binary(min_size=1, max_size=40).map(lambda data: data.replace(b"\n", b" "))
 
 
+def test_a_first_line_that_looks_like_utf16_costs_only_itself(tmp_path: Path):
+    found = read(tmp_path, b'\xff\xfe\x00\n{"text": "kept"}\n')
+    assert [type(each) for each in found] == [BadRecord, Document]  # what follows shows records
+
+
 @same_folder
 @given(st.lists(garbage, max_size=4), st.lists(texts, min_size=1, max_size=4), st.data())
 def test_broken_lines_lose_no_jsonl_record(
