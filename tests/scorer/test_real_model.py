@@ -44,7 +44,7 @@ def every_logit(results: list[Any]) -> list[float]:
 def test_modes_agree_on_real_weights(embedded, layout, encoding):
     scorer = ParallelScorer(embedded, layout=layout, encoding=encoding)
     if scorer.dtype != "float32":
-        pytest.skip(f"the bound of float32; `weighbridge bench` measures {scorer.dtype}")
+        pytest.skip(f"the bound is that of float32, and this backend computes in {scorer.dtype}")
     reference = scorer.score_batch(DOCUMENTS, SCHEMA, mode="independent")
     for mode, size in (("parallel", None), ("parallel", 2), ("cached_serial", None)):
         found = scorer.score_batch(DOCUMENTS, SCHEMA, mode=mode, field_batch_size=size)
