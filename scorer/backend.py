@@ -23,6 +23,9 @@ from weighbridge.scorer.errors import BackendError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Compute dtypes, by MLX's names."""
+
 CACHE_LIMIT_BYTES = 512 * 2**20
 """Bound of MLX's buffer cache: buffers of many sizes otherwise pile up for hours."""
 
@@ -87,19 +90,28 @@ def _is_loaded(name: str) -> bool:
     return maps.exists() and name in maps.read_text(encoding="utf-8", errors="replace")
 
 
-def describe_backend() -> Backend:
+def describe_backend(dtype: str | None = None) -> Backend:
     """Return the backend of this process: Metal in bfloat16, else CPU in float32.
 
-    On CPU only float32 products reach the BLAS; other dtypes run some eighty
+    On CPU only float32 products reach the BLAS; 16-bit ones run some eighty
     times slower (measured, FIELD notes of the project), so weights are held in
     float32 there.
+
+    Args:
+        dtype: Another compute dtype. `float64`, which only the CPU knows, makes
+            all modes agree to the last digits: for tests of exactness.
+
+    Raises:
+        BackendError: There is no such compute dtype.
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise BackendError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     blas = preload_blas()
     import mlx.core as mx
 
-    if mx.metal.is_available():
-        return Backend(device="metal", dtype="bfloat16", blas=blas, chunk=2048)
-    return Backend(device="cpu", dtype="float32", blas=blas, chunk=256)
+    if mx.metal.is_available() and dtype != "float64":
+        return Backend(device="metal", dtype=dtype or "bfloat16", blas=blas, chunk=2048)
+    return Backend(device="cpu", dtype=dtype or "float32", blas=blas, chunk=256)
 
 
 def measure_gflops(size: int = 1024, repeats: int = 5) -> float:

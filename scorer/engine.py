@@ -15,7 +15,7 @@ import numpy as np
 
 from weighbridge.scorer.caches import Prefix, PrefixStore, arrays, empty_prefix, fork
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.heads import candidate_logits, candidate_rows, vocabulary_size
+from weighbridge.scorer.heads import CandidateHead, relative_difference
 
 ROW_LIMIT = 64
 """Rows of one branch batch when the caller sets no limit."""
@@ -23,7 +23,7 @@ ROW_LIMIT = 64
 RESIDENT_LIMIT_BYTES = 256 * 2**20
 """What prefixes kept between documents may hold together."""
 
-HEAD_ROW_SETS = 32
+_PROBE_CHUNK = 16
 
 
 class Mode(StrEnum):
@@ -60,6 +60,7 @@ class Timings:
         prefix_tokens: Tokens of shared prefixes that were computed.
         suffix_tokens: Tokens of suffixes that were computed, without padding.
         resident_tokens: Prefix tokens taken from a resident prefix instead.
+        resident_hits: How often a resident prefix was taken.
         prefills: Number of prefill passes.
         start_bytes: Bytes MLX held before.
         peak_bytes: Most bytes MLX held meanwhile.
@@ -72,6 +73,7 @@ class Timings:
     prefix_tokens: int = 0
     suffix_tokens: int = 0
     resident_tokens: int = 0
+    resident_hits: int = 0
     prefills: int = 0
     start_bytes: int = 0
     peak_bytes: int = 0
@@ -86,6 +88,7 @@ class Timings:
             prefix_tokens=self.prefix_tokens + other.prefix_tokens,
             suffix_tokens=self.suffix_tokens + other.suffix_tokens,
             resident_tokens=self.resident_tokens + other.resident_tokens,
+            resident_hits=self.resident_hits + other.resident_hits,
             prefills=self.prefills + other.prefills,
             start_bytes=self.start_bytes or other.start_bytes,
             peak_bytes=max(self.peak_bytes, other.peak_bytes),
@@ -112,19 +115,19 @@ class Engine:
     Args:
         model: A text model of mlx-lm with evaluated weights.
         chunk: Prefill chunk in tokens.
+
+    Raises:
+        CheckpointError: The model does not turn tokens into logits.
     """
 
+    PAD = 0
+    """What right padding is made of. Any token would do: what stands behind the last
+    token of a row is never read, and branch caches are thrown away."""
+
     def __init__(self, model: Any, *, chunk: int = 256) -> None:
-        backbone = getattr(model, "model", None)
-        if not callable(backbone):
-            raise CheckpointError(
-                f"a text model must have a backbone `model`, got {type(model).__module__}",
-                hint="this architecture is not supported",
-            )
         self._model = model
-        self._backbone: Any = backbone
         self._chunk = chunk
-        self._head_rows: dict[tuple[int, ...], mx.array] = {}
+        self._head = CandidateHead(model)
         self.resident = PrefixStore(RESIDENT_LIMIT_BYTES)
 
     def score(
@@ -162,7 +165,10 @@ class Engine:
         if mode is Mode.INDEPENDENT:
             shared, resident, prefills = 0, 0, 0
             prefilled = start
-            blocks = [self._read(row.tokens, None, union) for row in rows]
+            blocks = [
+                self._head.logits(mx.array([row.tokens]), None, [len(row.tokens) - 1], union)
+                for row in rows
+            ]
         else:
             shared = common_prefix([row.tokens for row in rows])
             prefix, resident, prefills = self._prefix(rows[0].tokens[:shared], resident_tokens)
@@ -186,6 +192,7 @@ class Engine:
             prefix_tokens=shared - resident,
             suffix_tokens=sum(len(row.tokens) - shared for row in rows),
             resident_tokens=resident,
+            resident_hits=int(resident > 0),
             prefills=prefills,
             start_bytes=start_bytes,
             peak_bytes=mx.get_peak_memory(),
@@ -194,8 +201,8 @@ class Engine:
     def prefill(self, tokens: tuple[int, ...], base: Prefix | None = None) -> Prefix:
         """Compute the caches of a prefix, from a base it starts with.
 
-        Works in chunks and evaluates the caches only: the hidden states of a
-        prefix are never read, so the last layer's feed-forward part never runs.
+        Works in chunks and evaluates the caches only: the logits of a prefix are
+        never read, so neither the head nor the last layer's feed-forward part runs.
 
         Args:
             tokens: The whole prefix, T tokens.
@@ -205,7 +212,7 @@ class Engine:
         caches = fork(base)
         for first in range(len(base.tokens), len(tokens), self._chunk):
             chunk = tokens[first : min(first + self._chunk, len(tokens))]
-            self._backbone(mx.array([chunk]), cache=caches)
+            self._head.advance(mx.array([chunk]), caches)
             mx.eval(arrays(tuple(caches)))
         return Prefix(tokens=tokens, caches=tuple(caches))
 
@@ -226,57 +233,29 @@ class Engine:
     ) -> np.ndarray:
         """Run suffixes as one right-padded batch and read each at its last token."""
         width = max(len(suffix) for suffix in suffixes)
-        padded = mx.array([suffix + (0,) * (width - len(suffix)) for suffix in suffixes])
-        hidden = self._backbone(padded, cache=fork(prefix, len(suffixes)))
-        last = mx.array([len(suffix) - 1 for suffix in suffixes])
-        return self._project(hidden[mx.arange(len(suffixes)), last], union)
+        padded = mx.array([suffix + (self.PAD,) * (width - len(suffix)) for suffix in suffixes])
+        last = [len(suffix) - 1 for suffix in suffixes]
+        return self._head.logits(padded, fork(prefix, len(suffixes)), last, union)
 
-    def _read(
-        self, tokens: tuple[int, ...], caches: Sequence[Any] | None, union: tuple[int, ...]
-    ) -> np.ndarray:
-        hidden = self._backbone(mx.array([tokens]), cache=caches)
-        return self._project(hidden[:, -1], union)
-
-    def _project(self, hidden: mx.array, union: tuple[int, ...]) -> np.ndarray:
-        rows = self._head_rows.get(union)
-        if rows is None:
-            if len(self._head_rows) >= HEAD_ROW_SETS:
-                self._head_rows.clear()
-            rows = candidate_rows(self._model, union)
-            mx.eval(rows)
-            self._head_rows[union] = rows
-        logits = candidate_logits(hidden, rows)
-        mx.eval(logits)
-        return np.array(logits)
-
-    def head_difference(self) -> float:
-        """Compare candidate logits with the whole model, head included, on one prompt.
-
-        The only place where the full head runs: once, when a checkpoint is loaded.
-        An architecture that caps or scales its logits shows here.
-
-        Returns:
-            The largest difference relative to the largest logit; not a number where
-            the logits are none, which is for the documents to tell.
-        """
-        step = max(vocabulary_size(self._model) // 97, 1)
-        tokens, candidates = (1, 2, 3, 4), tuple(index * step for index in range(8))
-        whole = self._model(mx.array([tokens]))[0, -1][mx.array(candidates)]
-        own = self._read(tokens, None, candidates)[0]
-        return _relative(own, np.array(whole.astype(mx.float32)))
+    def check_head(self, tolerance: float) -> float:
+        """Compare the head cut down to candidates with the whole one: `CandidateHead.check`."""
+        return self._head.check(tolerance)
 
     def probe(self) -> float:
         """Compare fork with recompute on this very model.
 
+        Rows of unequal length, over chunk ends, with a resident prefix that is made
+        and one that is taken.
+
         Returns:
-            The largest difference between `parallel` and `independent` logits on
-            rows of unequal length, relative to the largest logit; infinite if
-            branching fails or gives a number that is not finite.
+            The largest difference between `parallel` and `independent` logits,
+            relative to the largest logit; infinite if branching fails or gives a
+            number that is not finite.
 
         Raises:
             CheckpointError: The model cannot compute a plain prompt.
         """
-        vocabulary = vocabulary_size(self._model)
+        vocabulary = self._head.vocabulary
         step = max(vocabulary // 97, 1)
         tokens = tuple((7 + 3 * index * step) % vocabulary for index in range(40))
         candidates = tuple(sorted({(index * step) % vocabulary for index in range(8)}))
@@ -289,14 +268,15 @@ class Engine:
                 f"a model must compute a plain prompt, got {type(error).__name__}: {error}",
                 hint="this architecture is not supported",
             ) from error
+        chunk, self._chunk = self._chunk, _PROBE_CHUNK
         try:
-            parallel, _ = self.score(rows, mode=Mode.PARALLEL)
+            branched = [
+                self.score(rows, mode=Mode.PARALLEL, resident_tokens=20)[0] for _ in range(2)
+            ]
         except failures:
             return float("inf")
-        worst = _relative(np.array(parallel), np.array(reference))
+        finally:
+            self._chunk = chunk
+            self.resident.clear()
+        worst = relative_difference(np.array(branched), np.array(reference))
         return worst if np.isfinite(worst) else float("inf")
-
-
-def _relative(found: np.ndarray, reference: np.ndarray) -> float:
-    scale = max(float(np.abs(reference).max()), 1.0)
-    return float(np.abs(found - reference).max()) / scale

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -27,14 +28,15 @@ from weighbridge.scorer.schema import Schema
 
 logger = logging.getLogger(__name__)
 
-PLAN_LIMIT = 16
+PLAN_LIMIT = 64
+"""Plans kept: 32 orders of the choices of one schema, and as much again."""
 
 PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 """Largest relative difference of logits that must be equal, by compute dtype."""
 
 
 HEAD_TOLERANCE = 1e-2
-"""Likewise for the head alone: rounding of 16-bit logits is below it, a soft cap is not."""
+"""Likewise for the head alone, wide enough for the rounding of 16-bit logits."""
 
 
 class ResidentCheckpoint:
@@ -96,10 +98,13 @@ class ResidentCheckpoint:
 
         Call on the MLX thread.
         """
-        engine = self._engine or self._load()
-        if not self.branching:
-            mode = Mode.INDEPENDENT
-        return engine.score(rows, mode=mode, batch_size=batch_size, resident_tokens=resident_tokens)
+        with self._device():
+            engine = self._engine or self._load()
+            if not self.branching:
+                mode = Mode.INDEPENDENT
+            return engine.score(
+                rows, mode=mode, batch_size=batch_size, resident_tokens=resident_tokens
+            )
 
     def prior(self, plan: SchemaPlan) -> tuple[tuple[float, ...], ...]:
         """Return the label prior of a plan, measured once; empty where there is none.
@@ -129,6 +134,12 @@ class ResidentCheckpoint:
         self._engine = None
         on_mlx_thread(_clear_buffers)
 
+    def _device(self) -> AbstractContextManager[object]:
+        """Compute on the backend's device, which for float64 is not a Mac's default one."""
+        import mlx.core as mx
+
+        return mx.stream(mx.cpu if self.backend.device == "cpu" else mx.gpu)
+
     def _load(self) -> Engine:
         _make_room(self)
         start = time.perf_counter()
@@ -142,11 +153,11 @@ class ResidentCheckpoint:
                 hint="start again: what is recorded is kept",
             )
         engine = Engine(model, chunk=self.backend.chunk)
-        if engine.head_difference() > HEAD_TOLERANCE:
-            raise CheckpointError(
-                f"the logits of a checkpoint must be a plain product with its head, and "
-                f"{self.info.architecture} caps or scales them",
-                hint="this architecture is not supported yet",
+        if engine.check_head(HEAD_TOLERANCE) > HEAD_TOLERANCE:
+            logger.warning(
+                "%s: its head cannot be cut down to the choices, so all of the vocabulary is "
+                "computed, which is slower",
+                self.info.name,
             )
         difference = engine.probe()
         self.branching = difference <= PROBE_TOLERANCE[self.backend.dtype]
@@ -171,9 +182,20 @@ _residents: dict[tuple[str, str], ResidentCheckpoint] = {}
 _residents_lock = threading.Lock()
 
 
-def resident_checkpoint(info: CheckpointInfo, hash_cache: Path | None = None) -> ResidentCheckpoint:
-    """Return this process's copy of a checkpoint, without loading its weights yet."""
-    backend = describe_backend()
+def resident_checkpoint(
+    info: CheckpointInfo, hash_cache: Path | None = None, dtype: str | None = None
+) -> ResidentCheckpoint:
+    """Return this process's copy of a checkpoint, without loading its weights yet.
+
+    Args:
+        info: The checkpoint.
+        hash_cache: A file that keeps hashes of weight files.
+        dtype: Compute dtype; None takes the backend's own.
+
+    Raises:
+        BackendError: There is no such compute dtype.
+    """
+    backend = describe_backend(dtype)
     with _residents_lock:
         resident = _residents.setdefault(
             (info.fingerprint, backend.dtype), ResidentCheckpoint(info, backend, hash_cache)

@@ -136,11 +136,11 @@ def test_timings_count_tokens_and_passes(engine, tiny):
 
 def test_timings_of_a_batch():
     serial, parallel = Mode.CACHED_SERIAL, Mode.PARALLEL
-    one = Timings(serial, 1.0, 2.0, 4.0, 10, 20, 30, 1, start_bytes=100, peak_bytes=300)
-    two = Timings(parallel, 0.5, 0.5, 1.0, 1, 2, 3, 2, start_bytes=200, peak_bytes=250)
+    one = Timings(serial, 1.0, 2.0, 4.0, 10, 20, 30, 1, 1, start_bytes=100, peak_bytes=300)
+    two = Timings(parallel, 0.5, 0.5, 1.0, 1, 2, 3, 1, 2, start_bytes=200, peak_bytes=250)
     # Sums, but the first mode and start and the highest peak; an empty start is no start.
     assert one + two == Timings(
-        serial, 1.5, 2.5, 5.0, 11, 22, 33, 3, start_bytes=100, peak_bytes=300
+        serial, 1.5, 2.5, 5.0, 11, 22, 33, 2, 3, start_bytes=100, peak_bytes=300
     )
     assert (Timings() + one).start_bytes == 100
     assert (Timings() + one).mode is serial

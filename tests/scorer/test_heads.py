@@ -9,26 +9,29 @@ from mlx import nn
 
 from weighbridge.scorer.engine import Engine, Mode
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.heads import (
-    candidate_logits,
-    candidate_rows,
-    head_module,
-    vocabulary_size,
-)
+from weighbridge.scorer.heads import ROW_SETS, CandidateHead, candidate_rows
+from weighbridge.scorer.resident import HEAD_TOLERANCE
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
 CANDIDATES = (5, 96, 0, 41, 17)
+TOKENS = ((3, 1, 4, 1, 5), (9, 2, 6, 5, 3))
+LAST = [4, 2]
 PLAIN = [("affine", bits, 32) for bits in (2, 3, 4, 5, 6, 8)]
 FLOATS = [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 
 
+def full_head(model: Any, candidates: tuple[int, ...] = CANDIDATES) -> np.ndarray:
+    """Return the definition: all logits at all positions, then the ones asked for."""
+    logits = model(mx.array(TOKENS))[mx.arange(len(LAST)), mx.array(LAST)]
+    wide = logits if logits.dtype == mx.float64 else logits.astype(mx.float32)
+    return np.array(wide[:, mx.array(candidates)])
+
+
 def through_both(model: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of the full head, gathered, and those of the candidate rows."""
-    tokens = mx.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
-    full = model(tokens)[:, -1][:, mx.array(CANDIDATES)]
-    rows = candidate_rows(model, CANDIDATES)
-    return np.array(full), np.array(candidate_logits(model.model(tokens)[:, -1], rows))
+    full = full_head(model)
+    return full, CandidateHead(model).logits(mx.array(TOKENS), None, LAST, CANDIDATES)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -45,7 +48,8 @@ def test_candidates_equal_the_full_head_and_gather(tiny, tied):
 def test_candidates_equal_a_quantized_head(tiny, tied, mode, bits, group):
     model = tiny.model(dtype="float32", tie_word_embeddings=tied)
     nn.quantize(model, group_size=group, bits=bits, mode=mode)
-    assert head_module(model)["weight"].dtype in {mx.uint32, mx.uint8}
+    head = model.model.embed_tokens if tied else model.lm_head
+    assert head["weight"].dtype in {mx.uint32, mx.uint8}
     full, some = through_both(model)
     # The packed rows are gathered with their scales and offsets, then unpacked.
     np.testing.assert_allclose(some, full, rtol=0, atol=1e-5)
@@ -54,17 +58,20 @@ def test_candidates_equal_a_quantized_head(tiny, tied, mode, bits, group):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bit_heads_are_accumulated_in_float32(tiny, dtype):
     model = tiny.model(dtype=dtype)
-    hidden = model.model(mx.array([[3, 1, 4, 1, 5]]))[:, -1]
-    rows = candidate_rows(model, CANDIDATES)
+    hidden = model.model(mx.array(TOKENS))[mx.arange(len(LAST)), mx.array(LAST)]
+    rows, _ = candidate_rows(model.model.embed_tokens, CANDIDATES)
     # The oracle: the very same 16-bit numbers, multiplied in float64.
     exact = np.array(hidden.astype(mx.float32), np.float64) @ np.array(rows, np.float64).T
-    np.testing.assert_allclose(np.array(candidate_logits(hidden, rows)), exact, atol=1e-5)
-    assert rows.dtype == mx.float32
+    _, some = through_both(model)
+    np.testing.assert_allclose(some, exact, atol=1e-5)
+    assert some.dtype == np.float32
 
 
 def test_float64_stays_float64(tiny):
     # Tests of exactness stand on it.
-    assert candidate_rows(tiny.model(), CANDIDATES).dtype == mx.float64
+    full, some = through_both(tiny.model())
+    assert some.dtype == np.float64
+    np.testing.assert_allclose(some, full, rtol=0, atol=1e-12)
 
 
 class CountingEmbedding(nn.Embedding):
@@ -84,65 +91,134 @@ class CountingLinear(nn.Linear):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_the_full_head_is_never_called(tiny, tied, monkeypatch):
+def test_the_full_head_never_runs(tiny, tied):
     model = tiny.model(tie_word_embeddings=tied)
-    kind = CountingEmbedding if tied else CountingLinear
-    monkeypatch.setattr(kind, "calls", 0)
-    head_module(model).__class__ = kind
+    head = model.model.embed_tokens if tied else model.lm_head
+    head.__class__ = CountingEmbedding if tied else CountingLinear
     engine = Engine(model, chunk=16)
+    calls = type(head).calls
     for mode in Mode:
         engine.score(tiny.rows(40, [3, 1, 7]), mode=mode, resident_tokens=20)
     engine.probe()
     # V columns instead of K would be the largest product of the whole prompt.
-    assert kind.calls == 0
+    assert type(head).calls == calls
     model(mx.array([[1, 2]]))
     # The counter does count: the model's own call goes through the full head.
-    assert kind.calls == 1
+    assert type(head).calls == calls + 1
 
 
-def test_a_head_whose_logits_are_capped_shows_at_load(tiny):
-    class Capped(type(tiny.model())):
-        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-            return 2.0 * mx.tanh(super().__call__(inputs, cache) / 2.0)
+# --- what models do around their heads ---
 
-    model = tiny.model(dtype="float32")
-    # A plain head agrees with the whole model up to rounding.
-    assert Engine(model).head_difference() < 1e-5
-    model.__class__ = Capped
-    # Gemma caps like this; candidate rows alone would give other probabilities.
-    assert Engine(model).head_difference() > 1e-2
+
+def derived(tiny: Any, call: Any, **changes: Any) -> Any:
+    """Return a tiny llama whose call is another function of its class's own."""
+    model = tiny.model(**{"dtype": "float32", **changes})
+    plain = type(model)
+    model.__class__ = type("Derived", (plain,), {"__call__": lambda *a, **k: call(plain, *a, **k)})
+    return model
+
+
+def capped(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    return 2.0 * mx.tanh(plain.__call__(self, inputs, cache) / 2.0)
+
+
+def scaled(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    return plain.__call__(self, inputs, cache) / 7.0
+
+
+def scaled_before(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    del plain
+    return self.lm_head(self.model(inputs, cache) / 7.0)
+
+
+def bare_product(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    del plain
+    return self.model(inputs, cache) @ self.model.embed_tokens.weight.T
+
+
+def looked_up(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    # Depends on the other columns, which a cut head does not have.
+    logits = plain.__call__(self, inputs, cache)
+    return logits - logits[..., -1:]
+
+
+@pytest.mark.parametrize("call", [capped, scaled, scaled_before])
+def test_caps_and_scales_are_applied(tiny, call):
+    changes = {"tie_word_embeddings": call is not scaled_before}
+    model = derived(tiny, call, **changes)
+    full, some = through_both(model)
+    # Gemma 2 caps, Cohere and Granite scale, MiniCPM scales before: their own code does it.
+    np.testing.assert_allclose(some, full, rtol=0, atol=1e-5)
+    plain = full_head(tiny.model(dtype="float32", **changes))
+    # Left out, the difference would be plain to see.
+    assert np.abs(plain - full).max() > 0.05
+    head = CandidateHead(model)
+    assert head.check(HEAD_TOLERANCE) < 1e-5
+    assert head.cut
+
+
+def test_a_head_that_is_a_bare_product_is_read_whole(tiny):
+    # Nothing there to cut: all columns, then the ones asked for.
+    full, some = through_both(derived(tiny, bare_product))
+    np.testing.assert_allclose(some, full, rtol=0, atol=1e-6)
+
+
+def test_a_head_that_cannot_be_cut_is_left_whole(tiny):
+    model = derived(tiny, looked_up)
+    head = CandidateHead(model)
+    # The last candidate stands in for the last token of the vocabulary, and shows.
+    assert head.check(HEAD_TOLERANCE) > HEAD_TOLERANCE
+    assert not head.cut
+    some = head.logits(mx.array(TOKENS), None, LAST, CANDIDATES)
+    np.testing.assert_allclose(some, full_head(model), rtol=0, atol=1e-6)
+
+
+def test_a_bias_is_added(tiny):
+    model = tiny.model(dtype="float32", tie_word_embeddings=False)
+    model.lm_head = nn.Linear(64, 97, bias=True)
+    model.lm_head.bias = mx.arange(97).astype(mx.float32)
+    full, some = through_both(model)
+    np.testing.assert_allclose(some, full, rtol=0, atol=1e-5)
+
+
+def test_a_head_of_another_kind_is_read_whole(tiny):
+    class Squared(nn.Module):
+        def __call__(self, x: mx.array) -> mx.array:
+            return mx.concatenate([x * x, x[..., :33]], axis=-1)
+
+    model = tiny.model(dtype="float32", tie_word_embeddings=False)
+    model.lm_head = Squared()
+    # Nobody knows what its rows would be: 64 squares and 33 plain numbers.
+    full, some = through_both(model)
+    np.testing.assert_allclose(some, full, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_the_vocabulary_is_the_rows_of_the_head(tiny, tied):
+def test_the_vocabulary_is_the_width_of_the_logits(tiny, tied):
     # 97 in the configuration of the tiny model.
-    assert vocabulary_size(tiny.model(tie_word_embeddings=tied)) == 97
+    assert CandidateHead(tiny.model(tie_word_embeddings=tied)).vocabulary == 97
 
 
-def test_a_head_with_a_bias_is_refused(tiny):
-    model = tiny.model(tie_word_embeddings=False)
-    model.lm_head = nn.Linear(64, 97, bias=True)
-    # Rows alone would drop the bias and silently change every answer.
-    with pytest.raises(CheckpointError, match="no bias"):
-        candidate_rows(model, CANDIDATES)
-
-
-def test_a_head_that_is_not_linear_is_refused(tiny):
-    model = tiny.model(tie_word_embeddings=False)
-    model.lm_head = nn.Bilinear(4, 4, 97, bias=False)
-    # Nobody knows what its rows mean.
-    with pytest.raises(CheckpointError, match="must be linear, got Bilinear"):
-        candidate_rows(model, CANDIDATES)
-
-
-def test_a_model_without_a_head_is_refused():
-    # Such as an encoder: there is nothing to project on.
-    with pytest.raises(CheckpointError, match="must have an output head") as caught:
-        head_module(nn.Linear(2, 2))
+def test_a_model_without_logits_is_refused():
+    # Such as an encoder: there is nothing to read.
+    with pytest.raises(CheckpointError, match="must turn a plain prompt into logits") as caught:
+        Engine(nn.Linear(2, 2))
     assert caught.value.hint
 
 
-def test_a_model_without_a_backbone_is_refused():
-    # The engine calls the backbone, never the whole model.
-    with pytest.raises(CheckpointError, match="must have a backbone"):
-        Engine(nn.Linear(2, 2))
+def test_rows_are_kept_for_some_sets_of_candidates(tiny):
+    head = CandidateHead(tiny.model(dtype="float32"))
+    for first in range(ROW_SETS + 5):
+        head.logits(mx.array(TOKENS), None, LAST, (first, first + 1))
+    # A process that meets many schemas must not keep rows of all of them.
+    assert 1 <= len(head._rows) <= ROW_SETS
+
+
+def test_an_engine_that_goes_leaves_the_model_as_it_was(tiny):
+    model = tiny.model(dtype="float32")
+    before = full_head(model)
+    engine = Engine(model)
+    engine.score(tiny.rows(8, [2, 3]))
+    del engine
+    # No reference from the model to its reader: weights go when the model goes.
+    np.testing.assert_array_equal(full_head(model), before)
