@@ -63,6 +63,15 @@ class ChatTokenizer:
             messages = [{"role": "user", "content": merged}, *rest]
         return self._apply(messages, generate=True)
 
+    def tail(self, prompt: str) -> str:
+        """Return the end of a prompt from its last control token on.
+
+        Text on either side of a control token is tokenized apart, so the tail has
+        the same tokens alone as behind the rest of the prompt.
+        """
+        starts = [found.start() for found in self._control_pattern.finditer(prompt)]
+        return prompt[starts[-1] :] if starts else prompt
+
     def as_data(self, text: str) -> str:
         r"""Rewrite control tokens inside data so that they stay data.
 

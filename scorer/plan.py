@@ -186,7 +186,7 @@ class SchemaPlan:
     def _plan_field(
         self, field: Field, codes: tuple[str, ...], boundary: tuple[int, ...]
     ) -> ChoicePlan:
-        prompt = self.prompt(_PROBES[0], field)
+        prompt, boundary = self._answer_boundary(self.prompt(_PROBES[0], field), boundary)
         if self._encoding is Encoding.CODES:
             used = codes[: len(field.choices)]
             return plan_codes(used, self._code_tokens(field, used, prompt, boundary))
@@ -202,6 +202,19 @@ class SchemaPlan:
                 )
             paths.append(whole[len(boundary) :])
         return plan_labels(field.name, words, paths, self._chat.end_of_turn)
+
+    def _answer_boundary(self, prompt: str, tokens: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """Cut a prompt down to what decides how an answer behind it is tokenized.
+
+        A field of 255 choices is planned by encoding 255 answers: behind the last
+        few tokens instead of the whole prompt that is some hundred times faster.
+        """
+        tail = self._chat.tail(prompt)
+        short = self._chat.encode(tail)
+        sample = self._chat.encode(prompt + "A")
+        alike = sample == tokens[: len(tokens) - len(short)] + self._chat.encode(tail + "A")
+        # A tokenizer that treats the start of a text in its own way needs the whole prompt.
+        return (tail, short) if alike and short else (prompt, tokens)
 
     def _code_tokens(
         self, field: Field, codes: tuple[str, ...], prompt: str, boundary: tuple[int, ...]

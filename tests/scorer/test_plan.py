@@ -224,6 +224,32 @@ def test_a_lead_in_that_merges_with_a_label_is_refused(tiny):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("encoding", Encoding)
+def test_answers_are_tokenized_as_behind_the_whole_prompt(tiny, scheme, encoding):
+    from tokenizers import pre_tokenizers
+
+    tokenizer = tiny.tokenizer()
+    # Metaspace, as in Llama 2 and Gemma, marks the start of a text, or of each part of it.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace("Ġ", prepend_scheme=scheme),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    chat, schema = ChatTokenizer(tokenizer), tiny.schema("team")
+    made = plan(chat, schema, encoding=encoding)
+    (field,), (choices,) = schema.fields, made.choices
+    prompt = made.prompt("x", field)
+    answers = choices.codes or tuple(f" {word}" for word in field.words)
+    # The oracle encodes each answer behind the whole prompt, never behind its end alone.
+    first = len(chat.encode(prompt))
+    paths = [chat.encode(prompt + answer)[first:] for answer in answers]
+    told = {(*row.path, token) for row in choices.branchings for token in row.candidates}
+    assert {path[0] for path in paths} <= {path[0] for path in told}
+    assert all(any(path[: len(one)] == one for one in told) for path in paths)
+
+
 def test_a_template_without_control_behind_the_document_is_refused(tiny):
     bare = "<|begin|>{% for message in messages %}{{ message.content }}{% endfor %} answer "
     # Nothing parts document and answer, so a document could change the boundary.
