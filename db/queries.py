@@ -23,6 +23,7 @@ __all__ = [
     "batches",
     "existing_run",
     "latest_run_id",
+    "mean_flip_rate",
     "rejected",
     "rejected_codes",
     "results",
@@ -42,7 +43,7 @@ _COPIED = (
     *("flow_run_id", "name", "status", "message", "host", "pid", "started_at", "finished_at"),
     *("documents", "scored", "reused", "rejected", "wasted"),
     *("temperature", "temperature_kind", "temperature_source", "documents_source"),
-    *("mode", "layout", "encoding", "contract", "dtype", "backend", "rescore"),
+    *("mode", "layout", "encoding", "contract", "dtype", "backend", "rescore", "permutations"),
 )
 
 
@@ -210,6 +211,22 @@ def answer_distribution(engine: Engine, run_id: int | None = None) -> list[Field
             .order_by(func.min(_ANSWER_P.c.field_position), func.count().desc(), _ANSWER.c.value)
         )
         return [FieldValue(**row) for row in connection.execute(statement).mappings()]
+
+
+def mean_flip_rate(engine: Engine, run_id: int | None = None) -> float | None:
+    """Give the mean flip rate of a run's answers, None when none of them has one.
+
+    Raises:
+        RunRefused: There is no such run.
+    """
+    with reading(engine) as connection:
+        run = _existing_run(connection, run_id)
+        statement = (
+            select(func.avg(_ANSWER.c.flip_rate))
+            .join(_ITEM, _ITEM.c.decision_id == _ANSWER.c.decision_id)
+            .where(_ITEM.c.run_id == run)
+        )
+        return connection.execute(statement).scalar_one()
 
 
 def batches(engine: Engine, run_id: int | None = None) -> list[dict[str, Any]]:

@@ -242,6 +242,7 @@ def _answer_row(decision_id: int, position: int, answer: AnswerRecord) -> dict[s
         "selected": answer.selected,
         "value": answer.choices[answer.selected].choice,
         "margin": answer.margin,
+        "flip_rate": answer.flip_rate,
     }
 
 

@@ -43,7 +43,8 @@ class RunStart:
 
     Schema, checkpoint, `dtype`, `contract`, `layout`, `encoding` and `prompt_version`
     (the version of contract, layout and encoding) are the key its decisions are kept
-    under, beside the document.
+    under, beside the document. `permutations` is in how many orders of the choices each
+    document was asked; `prompt_version` must tell it too where it is more than one.
     """
 
     flow_run_id: str | None
@@ -67,6 +68,7 @@ class RunStart:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     store_text: bool = True
     rescore: bool = False
+    permutations: int = 1
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class AnswerRecord:
     """The answer to one field; `selected` is an index into `choices`.
 
     For the kind `score` the choices are the levels from low to high. `margin` is the
-    top logit minus the second, None with a single choice.
+    top logit minus the second, None with a single choice. `flip_rate` is the share of the
+    orders of the choices that disagree with the answer, None with a single order.
     """
 
     field: str
@@ -107,6 +110,7 @@ class AnswerRecord:
     choices: tuple[ChoiceRecord, ...]
     selected: int
     margin: float | None
+    flip_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,10 @@ class ItemRecord:
 
 @dataclass(frozen=True)
 class BatchTimings:
-    """What scoring a batch took, in seconds, tokens and bytes."""
+    """What scoring a batch took, in seconds, tokens and bytes.
+
+    `resident_tokens` were taken from prefixes kept in memory, in `resident_hits` takes.
+    """
 
     prefill_seconds: float
     branch_seconds: float
@@ -136,6 +143,8 @@ class BatchTimings:
     prefills: int
     start_bytes: int | None
     peak_bytes: int | None
+    resident_tokens: int | None = None
+    resident_hits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +209,7 @@ class RunSummary:
     dtype: str
     backend: str
     rescore: bool
+    permutations: int
 
 
 def require_recordable(batch: BatchRecord) -> None:
@@ -284,6 +294,11 @@ def _require_answer(answer: AnswerRecord, where: str) -> None:
         raise RecordRefused(
             f"{where}: the margin must be finite, got {answer.margin}",
             hint="give the top logit minus the second, None with a single choice",
+        )
+    if answer.flip_rate is not None and not 0 <= answer.flip_rate <= 1:
+        raise RecordRefused(
+            f"{where}: the flip rate must be from 0 to 1, got {answer.flip_rate}",
+            hint="give a share of the orders, None with a single order",
         )
 
 

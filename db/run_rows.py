@@ -227,6 +227,7 @@ def _run_values(connection: Connection, start: RunStart, now: datetime) -> dict[
         "versions": dict(start.versions),
         "store_text": start.store_text,
         "rescore": start.rescore,
+        "permutations": start.permutations,
     }
 
 

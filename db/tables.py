@@ -27,6 +27,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import declared_attr, registry
 from sqlmodel import Field, SQLModel
@@ -170,6 +171,7 @@ class Run(StoreTable, table=True):
     reused: int = 0
     rejected: int = 0
     wasted: int = 0
+    permutations: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
 
 
 class Batch(StoreTable, table=True):
@@ -193,6 +195,8 @@ class Batch(StoreTable, table=True):
     prefills: int | None = None
     start_bytes: int | None = None
     peak_bytes: int | None = None
+    resident_tokens: int | None = None
+    resident_hits: int | None = None
 
 
 class Decision(StoreTable, table=True):
@@ -264,7 +268,10 @@ class Claim(StoreTable, table=True):
 
 
 class Answer(StoreTable, table=True):
-    """A decision's answer to one field; margin is the top logit minus the second."""
+    """A decision's answer to one field; margin is the top logit minus the second.
+
+    The flip rate is the share of the orders of the choices that disagree with the answer.
+    """
 
     __table_args__ = (_CLUSTERED,)
 
@@ -275,6 +282,7 @@ class Answer(StoreTable, table=True):
     selected: int
     value: str
     margin: float | None = None
+    flip_rate: float | None = None
 
 
 class AnswerChoice(StoreTable, table=True):

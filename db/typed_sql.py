@@ -72,7 +72,7 @@ def run_sql(engine: Engine, sql: str, *, seconds: float = SECONDS) -> SqlRows:
         if name == "SQLITE_ERROR":
             raise QueryRefused(
                 f"SQLite refused the statement: {error}",
-                hint="the views to ask are results and choice_probabilities",
+                hint="the views to ask are results, choice_probabilities and stability",
             ) from error
         raise translate(error, str(path)) from error
     except (UnicodeError, ValueError) as error:

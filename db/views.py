@@ -1,4 +1,4 @@
-"""The two views that others build on, and the statements they are made of.
+"""The views that others build on, and the statements they are made of.
 
 Plain joins on materialised probabilities, at the temperature of the run itself. The
 migration runner drops every view before it changes a table and creates these anew.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, inspect, select, text
+from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, func, inspect, select, text
 
 from weighbridge.db import tables
 
@@ -94,11 +94,31 @@ def choice_probabilities_statement() -> Select[*tuple[Any, ...]]:
     return select(*columns).select_from(source)
 
 
+def stability_statement() -> Select[*tuple[Any, ...]]:
+    """One row per field of each run: how often the orders of the choices disagreed.
+
+    The flip rate is the mean over the answers that have one, null where none has.
+    """
+    source = _ITEM.join(_RUN, _RUN.c.id == _ITEM.c.run_id).join(
+        _ANSWER, _ANSWER.c.decision_id == _ITEM.c.decision_id
+    )
+    key: list[ColumnElement[Any]] = [_ITEM.c.run_id, _ANSWER.c.field]
+    columns: list[ColumnElement[Any]] = [
+        _ITEM.c.run_id.label("run_id"),
+        _ANSWER.c.field.label("field"),
+        func.count().label("answers"),
+        func.avg(_ANSWER.c.flip_rate).label("flip_rate"),
+        _RUN.c.permutations.label("permutations"),
+    ]
+    return select(*columns).select_from(source).group_by(*key, _RUN.c.permutations)
+
+
 def view_definitions(dialect: Dialect) -> Mapping[str, str]:
     """Give the CREATE VIEW statement of each of our views, by name."""
     statements = {
         "results": results_statement(),
         "choice_probabilities": choice_probabilities_statement(),
+        "stability": stability_statement(),
     }
     return MappingProxyType(
         {

@@ -75,7 +75,7 @@ def print_distribution(answers: "Sequence[FieldValue]") -> None:
 
 
 def print_closing(outcome: Mapping[str, Any]) -> None:
-    """Print what became of the documents, at which temperature, and where it is kept.
+    """Print what became of the documents, at which temperature, how stable, and where it is kept.
 
     Args:
         outcome: What the flow returned.
@@ -87,6 +87,11 @@ def print_closing(outcome: Mapping[str, Any]) -> None:
         f"in {outcome['seconds']:.1f} s ({outcome['documents_per_second']:.1f} documents/s)"
     )
     print_note(f"temperature {outcome['temperature']:g} ({outcome['temperature_kind']})")
+    if outcome["flip_rate"] is not None:
+        print_note(
+            f"flip rate {outcome['flip_rate']:.2f}: of {outcome['permutations']} orders of "
+            "choices, this share disagreed with the answer"
+        )
     print_note(f"kept in {outcome['database']}")
 
 

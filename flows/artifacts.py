@@ -47,8 +47,14 @@ class ProgressArtifact:
         update_progress_artifact(self._artifact, progress=min(100.0 * done / self._total, 100.0))
 
 
-def publish_summary(run: Run, temperature: Temperature) -> RunSummary:
-    """Publish the summary of a finished run and, if there are any, its rejected codes."""
+def publish_summary(run: Run, temperature: Temperature, flip_rate: float | None) -> RunSummary:
+    """Publish the summary of a finished run and, if there are any, its rejected codes.
+
+    Args:
+        run: The run.
+        temperature: What its logits were divided by.
+        flip_rate: Mean over its answers, None for a single order of the choices.
+    """
     summary = run_summary(run.engine, run.run_id)
     answers = answer_distribution(run.engine, run.run_id)
     timings = batches(run.engine, run.run_id)
@@ -56,7 +62,7 @@ def publish_summary(run: Run, temperature: Temperature) -> RunSummary:
     run.engine.dispose()
     create_markdown_artifact(
         key=f"run-{summary.run_id}-summary",
-        markdown=summary_markdown(summary, temperature, answers, timings),
+        markdown=summary_markdown(summary, temperature, flip_rate, answers, timings),
         description=f"run {summary.run_id}: answers, timings, temperature",
     )
     if codes:
@@ -71,10 +77,11 @@ def publish_summary(run: Run, temperature: Temperature) -> RunSummary:
 def summary_markdown(
     summary: RunSummary,
     temperature: Temperature,
+    flip_rate: float | None,
     answers: Sequence[FieldValue],
     batches: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Write the summary of a run: counts, answers with bars, timings, temperature."""
+    """Write the summary of a run: counts, answers with bars, timings, temperature, flip rate."""
     rate = summary.documents / summary.seconds if summary.seconds else 0.0
     prefill, branch, total = (
         sum(batch[f"{stage}_seconds"] or 0.0 for batch in batches)
@@ -91,6 +98,7 @@ def summary_markdown(
         "",
         f"Temperature **{temperature.value:g}** ({temperature.source})",
         "",
+        *([] if flip_rate is None else [_stability(flip_rate, summary.permutations), ""]),
         "## Answers",
         "",
         "| field | answer | documents | share | mean probability |",
@@ -106,6 +114,13 @@ def summary_markdown(
         f"All answers: `weighbridge results {summary.run_id}`",
     ]
     return "\n".join(lines)
+
+
+def _stability(flip_rate: float, permutations: int) -> str:
+    return (
+        f"Flip rate **{flip_rate:.2f}**: of {permutations} orders of the choices, this share "
+        "disagreed with the answer. The view `stability` has it by field."
+    )
 
 
 def _answer_row(answer: FieldValue, answers: Sequence[FieldValue]) -> str:

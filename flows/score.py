@@ -11,6 +11,7 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from weighbridge.db.location import display_url, store_path
+from weighbridge.db.queries import mean_flip_rate
 from weighbridge.flows.artifacts import ProgressArtifact, publish_summary
 from weighbridge.flows.progress import Progress, report
 from weighbridge.tasks.planning import Batch
@@ -62,6 +63,14 @@ class ScoreRequest(BaseModel):
         ge=1,
         le=10**6,
         description="Prompt rows per branch batch; empty takes all at once.",
+    )
+    permutations: int = Field(
+        default=1,
+        ge=1,
+        le=32,
+        description="In how many orders of the choices each document is asked, 1 to 32. The "
+        "answers are averaged, and the share of orders that disagree with the average is kept "
+        "as the flip rate: 0 is stable. Each order costs about as much as the first.",
     )
     batch_size: int | None = Field(
         default=None, ge=1, le=1024, description="Documents per batch; empty adapts to two seconds."
@@ -127,7 +136,7 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
     Returns:
         The keys of `score --json`: run_id, documents, scored, reused, rejected,
         wasted, seconds, documents_per_second, temperature, temperature_kind,
-        model_loaded, database.
+        permutations, flip_rate (None for a single order), model_loaded, database.
 
     Raises:
         SchemaError: The schema does not hold what it must.
@@ -165,7 +174,9 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
             done += len(batch)
             progress.update(done)
             report(Progress("scoring", done, total))
-    summary = publish_summary(run, temperature)
+    # A single order has none to look for, and a large run has many answers to look through.
+    flip_rate = mean_flip_rate(run.engine, run.run_id) if request.permutations > 1 else None
+    summary = publish_summary(run, temperature, flip_rate)
     seconds = (datetime.now(UTC) - started).total_seconds()
     return {
         "run_id": summary.run_id,
@@ -178,6 +189,8 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
         "documents_per_second": round(summary.documents / seconds, 3),
         "temperature": temperature.value,
         "temperature_kind": temperature.kind.value,
+        "permutations": summary.permutations,
+        "flip_rate": flip_rate,
         "model_loaded": run.scorer.model_loaded,
         "database": str(store_path(settings.database_url) or display_url(settings.database_url)),
     }

@@ -19,6 +19,7 @@ DocumentCode = Literal[
     "document.too_long",
     "document.empty",
     "document.encoding",
+    "document.not_text",
     "document.control_tokens",
     "document.not_finite",
 ]

@@ -14,15 +14,22 @@ import numpy as np
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.checkpoint import inspect_checkpoint
-from weighbridge.scorer.encodings import ChoicePlan, Encoding
+from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Mode, Timings
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
+from weighbridge.scorer.permutations import MAX_PERMUTATIONS, average_orders
 from weighbridge.scorer.plan import Prompted, SchemaPlan
 from weighbridge.scorer.prompts import Layout, prompt_version
 from weighbridge.scorer.resident import resident_checkpoint
-from weighbridge.scorer.results import DecisionKey, FieldResult, Rejection, ScoreResult
-from weighbridge.scorer.schema import Field, FieldKind, Schema
-from weighbridge.scorer.temperature import TemperatureKind, resolve_temperature, softmax
+from weighbridge.scorer.results import (
+    DecisionKey,
+    FieldResult,
+    Rejection,
+    ScoreResult,
+    field_result,
+)
+from weighbridge.scorer.schema import Schema
+from weighbridge.scorer.temperature import TemperatureKind, resolve_temperature
 
 SchemaLike = Schema | Mapping[str, Any]
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -46,11 +53,17 @@ class ParallelScorer:
             None takes the checkpoint's own limit, else 4096.
         layout: What stands first in the prompt. None takes the checkpoint's.
         encoding: What the model is asked to say. None takes the checkpoint's.
+        permutations: In how many orders of the choices each document is asked, 1 to
+            32. The logits are averaged by choice, and each field gets a flip rate.
+        dtype: Compute dtype. None takes the backend's; `float64` is for tests of
+            exactness and computes on the CPU.
         hash_cache: A file that keeps hashes of weight files.
 
     Raises:
         CheckpointError: The folder is no checkpoint, or its trained contract
             forbids the layout or encoding.
+        BackendError: There is no such compute dtype.
+        ScorerError: A number or name is not one that is allowed.
         TemperatureError: The temperature cannot be used.
     """
 
@@ -65,6 +78,8 @@ class ParallelScorer:
         max_input_tokens: int | None = None,
         layout: str | None = None,
         encoding: str | None = None,
+        permutations: int = 1,
+        dtype: str | None = None,
         hash_cache: Path | None = None,
     ) -> None:
         self.info = inspect_checkpoint(
@@ -98,7 +113,12 @@ class ParallelScorer:
             )
         if self.max_input_tokens < 1:
             raise ScorerError(f"max_input_tokens must be at least 1, got {self.max_input_tokens}")
-        self._resident = resident_checkpoint(self.info, hash_cache)
+        if not 1 <= permutations <= MAX_PERMUTATIONS:
+            raise ScorerError(
+                f"permutations must be from 1 to {MAX_PERMUTATIONS}, got {permutations}"
+            )
+        self.permutations = permutations
+        self._resident = resident_checkpoint(self.info, hash_cache, dtype)
 
     @property
     def backend(self) -> str:
@@ -129,11 +149,11 @@ class ParallelScorer:
             contract=self.info.contract.task if self.info.contract else None,
             layout=self.layout.value,
             encoding=self.encoding.value,
-            prompt_version=prompt_version(self.layout, self.encoding),
+            prompt_version=prompt_version(self.layout, self.encoding, self.permutations),
         )
 
     def plan(self, schema: SchemaLike) -> SchemaPlan:
-        """Return the schema made ready for this tokenizer; needs no weights.
+        """Return the schema, in its own order, made ready for this tokenizer; needs no weights.
 
         Raises:
             SchemaError: The schema does not fit this tokenizer.
@@ -142,6 +162,14 @@ class ParallelScorer:
         return self._resident.plan(
             as_schema(schema), self.layout, self.encoding, self.max_input_tokens
         )
+
+    def plans(self, schema: SchemaLike) -> tuple[SchemaPlan, ...]:
+        """Return the plan of each order of the choices, as `plan` does.
+
+        The first one is the schema's own; orders that are the same share their plan.
+        """
+        schema, orders = as_schema(schema), self.permutations
+        return tuple(self.plan(schema.in_order(order, orders)) for order in range(orders))
 
     def score(
         self,
@@ -192,16 +220,44 @@ class ParallelScorer:
         chosen = _one_of(Mode, mode, "mode") or Mode.AUTO
         if field_batch_size is not None and field_batch_size < 1:
             raise ScorerError(f"field_batch_size must be at least 1, got {field_batch_size}")
-        plan = self.plan(schema)
-        prepared = [_prepare(plan, context) for context in contexts]
+        plans = self.plans(schema)
+        waiting: list[str | Rejection] = list(contexts)
+        said: dict[SchemaPlan, list[_Said | Rejection]] = {}
+        # An order at a time, for its resident prefix to serve all documents before the next
+        # order's takes its place.
+        for plan in dict.fromkeys(plans):
+            said[plan] = self._ask(plan, waiting, chosen, field_batch_size)
+            waiting = [
+                found if isinstance(found, Rejection) else context
+                for found, context in zip(said[plan], waiting, strict=True)
+            ]
+        return [
+            last
+            if isinstance(last, Rejection)
+            else self._result(plans, {plan: found[number] for plan, found in said.items()})
+            for number, last in enumerate(waiting)
+        ]
+
+    def _ask(
+        self,
+        plan: SchemaPlan,
+        contexts: Sequence[str | Rejection],
+        mode: Mode,
+        batch_size: int | None,
+    ) -> "list[_Said | Rejection]":
+        """Score documents in one order of the choices; what is rejected already stays so."""
+        prepared = [
+            context if isinstance(context, Rejection) else _prepare(plan, context)
+            for context in contexts
+        ]
         # Documents without rows need no weights: a batch of rejections loads none.
         needs_model = any(isinstance(each, _Ready) and each.prompted.rows for each in prepared)
 
-        def run() -> list[ScoreResult | Rejection]:
+        def run() -> list[_Said | Rejection]:
             return [
                 each
                 if isinstance(each, Rejection)
-                else self._score_ready(plan, each, chosen, field_batch_size)
+                else self._score_ready(plan, each, mode, batch_size)
                 for each in prepared
             ]
 
@@ -209,7 +265,7 @@ class ParallelScorer:
 
     def _score_ready(
         self, plan: SchemaPlan, ready: "_Ready", mode: Mode, batch_size: int | None
-    ) -> ScoreResult | Rejection:
+    ) -> "_Said | Rejection":
         prompted = ready.prompted
         start = time.perf_counter()
         prior = self._resident.prior(plan) if prompted.rows else ()
@@ -232,18 +288,35 @@ class ParallelScorer:
                     f"{field.name!r}: the weights or their dtype do not fit",
                 )
         seconds = ready.seconds + time.perf_counter() - start
-        fields = {
-            field.name: _field_result(field, choices, values, self.temperature.value)
-            for field, choices, values in zip(plan.schema.fields, plan.choices, logits, strict=True)
-        }
+        return _Said(
+            tuple(
+                dict(zip(field.keys, values, strict=True))
+                for field, values in zip(plan.schema.fields, logits, strict=True)
+            ),
+            replace(timings, total_seconds=seconds),
+        )
+
+    def _result(
+        self, plans: Sequence[SchemaPlan], said: "Mapping[SchemaPlan, _Said | Rejection]"
+    ) -> ScoreResult:
+        """Put together what the orders said of a document that none of them rejected."""
+        own = plans[0]
+        answers = {plan: each for plan, each in said.items() if isinstance(each, _Said)}
+        fields: dict[str, FieldResult] = {}
+        for number, (field, choices) in enumerate(zip(own.schema.fields, own.choices, strict=True)):
+            # An order that came twice counts twice, and was computed once.
+            averaged = average_orders([answers[plan].logits[number] for plan in plans])
+            fields[field.name] = field_result(
+                field, choices, averaged.logits, self.temperature.value, averaged.flip_rate
+            )
         return ScoreResult(
             output={name: field.value for name, field in fields.items()},
             fields=fields,
-            key=self.key(plan.schema),
+            key=self.key(own.schema),
             temperature=self.temperature.value,
             temperature_kind=self.temperature.kind,
             temperature_fitted=self.temperature.kind is TemperatureKind.FITTED,
-            timings=replace(timings, total_seconds=seconds),
+            timings=sum((each.timings for each in answers.values()), Timings()),
         )
 
 
@@ -253,6 +326,14 @@ class _Ready:
 
     prompted: Prompted
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one order said of a document: for each field the logits by choice key."""
+
+    logits: tuple[dict[str, float], ...]
+    timings: Timings
 
 
 def as_schema(schema: SchemaLike) -> Schema:
@@ -273,31 +354,18 @@ def as_schema(schema: SchemaLike) -> Schema:
     return Schema.parse(text)
 
 
-def _prepare(plan: SchemaPlan, context: str) -> _Ready | Rejection:
+def _prepare(plan: SchemaPlan, context: object) -> _Ready | Rejection:
     start = time.perf_counter()
+    if not isinstance(context, str):
+        return Rejection(
+            code="document.not_text",
+            message=f"a document must be text, got {type(context).__name__}",
+        )
     try:
         prompted = plan.rows(context)
     except DocumentError as error:
         return Rejection(code=error.code, message=error.message)
     return _Ready(prompted, time.perf_counter() - start)
-
-
-def _field_result(
-    field: Field, choices: ChoicePlan, logits: tuple[float, ...], temperature: float
-) -> FieldResult:
-    probabilities = softmax(logits, temperature)
-    selected = int(np.argmax(logits))
-    ordered = sorted(logits, reverse=True)
-    is_score = field.kind is FieldKind.SCORE
-    return FieldResult(
-        kind=field.kind,
-        value=field.choices[selected],
-        scores=dict(zip(field.keys, probabilities, strict=True)),
-        logits=dict(zip(field.keys, logits, strict=True)),
-        margin=ordered[0] - ordered[1] if len(ordered) > 1 else None,
-        expected_value=sum(i * p for i, p in enumerate(probabilities)) if is_score else None,
-        code=choices.codes[selected] if choices.codes else None,
-    )
 
 
 def _one_of(kind: type[_Choice], value: str | None, name: str) -> _Choice | None:

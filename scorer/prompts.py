@@ -32,9 +32,20 @@ class Layout(StrEnum):
     CONTEXT_FIRST = "context-first"
 
 
-def prompt_version(layout: Layout, encoding: Encoding) -> str:
-    """Number the wording of a prompt, as it enters the key of a decision."""
-    return f"{LAYOUT_VERSIONS[layout]}.{ENCODING_VERSIONS[encoding]}"
+def prompt_version(layout: Layout, encoding: Encoding, permutations: int = 1) -> str:
+    """Number the wording of a prompt, as it enters the key of a decision.
+
+    Args:
+        layout: What stands first.
+        encoding: What the model is asked to say.
+        permutations: In how many orders of the choices it is asked.
+
+    Returns:
+        Such as `2.2`, or `2.2/4` for four orders: an average is another decision than
+        the answer in one order.
+    """
+    wording = f"{LAYOUT_VERSIONS[layout]}.{ENCODING_VERSIONS[encoding]}"
+    return wording if permutations == 1 else f"{wording}/{permutations}"
 
 
 def spoken(field: Field) -> str:

@@ -1,11 +1,13 @@
 """What scoring a document gives. Frozen, and JSON through `model_dump()`."""
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from weighbridge.scorer.encodings import ChoicePlan
 from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.errors import DocumentCode
-from weighbridge.scorer.schema import Choice, FieldKind
-from weighbridge.scorer.temperature import TemperatureKind
+from weighbridge.scorer.schema import Choice, Field, FieldKind
+from weighbridge.scorer.temperature import TemperatureKind, softmax
 
 
 class _Frozen(BaseModel):
@@ -20,12 +22,15 @@ class FieldResult(_Frozen):
         value: The choice with the highest logit; the first of equals.
         scores: Probability by choice: softmax(logits / temperature).
         logits: Logit by choice, before temperature; in `labels` after the label
-            prior was subtracted.
+            prior was subtracted; the mean over all orders of the choices asked.
         margin: Highest logit minus the second highest, before temperature;
             None for a field of one choice.
         expected_value: Sum of i * p_i over the levels of a score field, i from
             0; None for other kinds.
-        code: The code of the selected choice; None in `labels`.
+        code: The code of the selected choice in the schema's own order; None in
+            `labels`.
+        flip_rate: Share of the orders of the choices whose own most likely choice
+            differs from `value`: 0 is stable. None when only one order was asked.
     """
 
     kind: FieldKind
@@ -35,6 +40,7 @@ class FieldResult(_Frozen):
     margin: float | None
     expected_value: float | None
     code: str | None
+    flip_rate: float | None = None
 
 
 class DecisionKey(_Frozen):
@@ -47,7 +53,8 @@ class DecisionKey(_Frozen):
         contract: Trained prompt contract, None for plain instruct models.
         layout: What stood first in the prompt.
         encoding: What the model was asked to say.
-        prompt_version: Version of the prompt's wording.
+        prompt_version: Version of the prompt's wording, and of how many orders of the
+            choices were averaged when that is more than one: `2.2`, `2.2/4`.
     """
 
     schema_sha256: str
@@ -69,7 +76,7 @@ class ScoreResult(_Frozen):
         temperature: What the logits were divided by.
         temperature_kind: Where it came from.
         temperature_fitted: Whether it was fitted for this very checkpoint.
-        timings: Seconds, tokens and bytes.
+        timings: Seconds, tokens and bytes, of all orders of the choices together.
     """
 
     output: dict[str, Choice]
@@ -91,3 +98,35 @@ class Rejection(_Frozen):
 
     code: DocumentCode
     message: str
+
+
+def field_result(
+    field: Field,
+    choices: ChoicePlan,
+    logits: tuple[float, ...],
+    temperature: float,
+    flip_rate: float | None = None,
+) -> FieldResult:
+    """Turn the logits of a field into its answer.
+
+    Args:
+        field: The field.
+        choices: Its plan, for the codes.
+        logits: One finite number per choice.
+        temperature: What they are divided by, above 0.
+        flip_rate: See `FieldResult`.
+    """
+    probabilities = softmax(logits, temperature)
+    selected = int(np.argmax(logits))
+    ordered = sorted(logits, reverse=True)
+    is_score = field.kind is FieldKind.SCORE
+    return FieldResult(
+        kind=field.kind,
+        value=field.choices[selected],
+        scores=dict(zip(field.keys, probabilities, strict=True)),
+        logits=dict(zip(field.keys, logits, strict=True)),
+        margin=ordered[0] - ordered[1] if len(ordered) > 1 else None,
+        expected_value=sum(i * p for i, p in enumerate(probabilities)) if is_score else None,
+        code=choices.codes[selected] if choices.codes else None,
+        flip_rate=flip_rate,
+    )

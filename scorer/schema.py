@@ -16,7 +16,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +99,10 @@ class Field:
     def words(self) -> tuple[str, ...]:
         """The word of each choice in the `labels` encoding, in the order of the choices."""
         return tuple(self.labels.get(key, key) for key in self.keys)
+
+    def rotated(self, places: int) -> "Field":
+        """Return the field with its first `places` choices moved behind the others."""
+        return replace(self, choices=(*self.choices[places:], *self.choices[:places]))
 
     def _by_choice(self, what: str, values: Mapping[str, str]) -> dict[str, str]:
         """Order `values` by choice, matching keys after NFC as the choices are compared."""
@@ -217,6 +221,24 @@ class Schema:
     def sha256(self) -> str:
         """Lower-case hex SHA-256 of the UTF-8 bytes of `canonical`."""
         return hashlib.sha256(self.canonical.encode("utf-8")).hexdigest()
+
+    def in_order(self, order: int, orders: int) -> Self:
+        """Return the schema in one of several orders of its choices.
+
+        Order k of K rotates a field of n choices by k * n // K places, so that K orders
+        are spread evenly over its rotations; where K is above n they repeat. All fields
+        are rotated together. Which orders those are is part of the version of a prompt:
+        `prompt_version` must change with this rule.
+
+        Args:
+            order: k, from 0. Order 0 is the schema's own.
+            orders: K, at least 1.
+
+        Returns:
+            A schema with a hash of its own, or this very one when nothing is moved.
+        """
+        fields = tuple(each.rotated(order * len(each.choices) // orders) for each in self.fields)
+        return self if fields == self.fields else replace(self, fields=fields)
 
     def field(self, name: str) -> Field:
         """Return the field called `name`.

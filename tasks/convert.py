@@ -68,6 +68,8 @@ def batch_timings(results: Sequence[ScoreResult]) -> BatchTimings:
         prefills=total.prefills,
         start_bytes=total.start_bytes,
         peak_bytes=total.peak_bytes,
+        resident_tokens=total.resident_tokens,
+        resident_hits=total.resident_hits,
     )
 
 
@@ -82,6 +84,7 @@ def answer_records(result: ScoreResult) -> tuple[AnswerRecord, ...]:
             ),
             selected=max(range(len(field.logits)), key=list(field.logits.values()).__getitem__),
             margin=field.margin,
+            flip_rate=field.flip_rate,
         )
         for name, field in result.fields.items()
     )

@@ -106,7 +106,7 @@ def recorded_run(
         StoreError: The store cannot be opened or written.
     """
     opened = open_scorer(scorer)
-    opened.plan(schema)  # what does not fit is told before there is a run
+    opened.plans(schema)  # what does not fit is told before there is a run
     key = opened.key(schema)
     engine = open_engine(database_url or load_settings().database_url)
     try:
@@ -134,6 +134,7 @@ def recorded_run(
                 versions={package: importlib.metadata.version(package) for package in _PACKAGES},
                 store_text=store_text,
                 rescore=rescore,
+                permutations=opened.permutations,
             )
         )
         run = Run(

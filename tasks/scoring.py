@@ -30,6 +30,7 @@ class ScorerSpec(BaseModel):
         encoding: `labels` or `codes`; None takes the checkpoint's.
         mode: `auto`, `parallel`, `cached_serial` or `independent`.
         field_batch_size: Prompt rows per branch batch.
+        permutations: Orders of the choices that are averaged, 1 to 32.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -44,6 +45,7 @@ class ScorerSpec(BaseModel):
     encoding: str | None = None
     mode: str = "auto"
     field_batch_size: int | None = None
+    permutations: int = 1
 
 
 def open_scorer(spec: ScorerSpec, settings: Settings | None = None) -> ParallelScorer:
@@ -52,6 +54,7 @@ def open_scorer(spec: ScorerSpec, settings: Settings | None = None) -> ParallelS
     Raises:
         CheckpointError: There is no such checkpoint.
         TemperatureError: The temperature cannot be used.
+        ScorerError: A number or name of the spec is not one that is allowed.
     """
     settings = settings or load_settings()
     return ParallelScorer(
@@ -63,6 +66,7 @@ def open_scorer(spec: ScorerSpec, settings: Settings | None = None) -> ParallelS
         max_input_tokens=spec.max_input_tokens,
         layout=spec.layout,
         encoding=spec.encoding,
+        permutations=spec.permutations,
         hash_cache=hash_cache(settings),
     )
 

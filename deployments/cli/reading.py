@@ -121,7 +121,7 @@ def query(
 ) -> None:
     """Run a SQL statement on the store, read-only.
 
-    The views `results` and `choice_probabilities` are made for it.
+    The views `results`, `choice_probabilities` and `stability` are made for it.
 
     Example: weighbridge query "select field, value, count(*) from results group by 1, 2"
     """

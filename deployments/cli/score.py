@@ -150,6 +150,16 @@ def score(
             show_default=False,
         ),
     ] = None,
+    permutations: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            min=1,
+            max=32,
+            help="Average K orders of the choices and tell how often they disagree.",
+            rich_help_panel=_SCORER,
+        ),
+    ] = 1,
     rescore: Annotated[
         bool,
         typer.Option("--rescore", help="Decide again what is decided.", rich_help_panel=_ANSWERS),
@@ -209,6 +219,7 @@ def score(
                 "encoding": encoding,
                 "mode": mode,
                 "field_batch_size": field_batch_size,
+                "permutations": permutations,
                 "rescore": rescore,
                 "store_text": not no_store_text,
             },

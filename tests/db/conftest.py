@@ -110,7 +110,7 @@ class Builders:
         return replace(item, **changes)
 
     def batch(self, *items: ItemRecord) -> BatchRecord:
-        timings = BatchTimings(0.5, 0.25, 0.75, 120, 40, 1, 1000, 2000)
+        timings = BatchTimings(0.5, 0.25, 0.75, 120, 40, 1, 1000, 2000, 80, 3)
         return BatchRecord(datetime.now(UTC), timings, "parallel", "cpu", items)
 
 

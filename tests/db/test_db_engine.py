@@ -71,8 +71,9 @@ def test_the_pragmas_are_in_force(engine):
 
 
 def test_foreign_keys_are_enforced(engine):
+    row = "INSERT INTO answer (decision_id, field_position, field, kind, selected, value)"
     with pytest.raises(StoreError, match="FOREIGN KEY"), writing(engine) as connection:
-        connection.execute(text("INSERT INTO answer VALUES (77, 0, 'f', 'enum', 0, 'v', NULL)"))
+        connection.execute(text(f"{row} VALUES (77, 0, 'f', 'enum', 0, 'v')"))
 
 
 def test_a_reader_creates_nothing(tmp_path):

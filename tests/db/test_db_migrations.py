@@ -29,6 +29,9 @@ from weighbridge.db.migrate import PACKAGE_VERSIONS, known_versions, upgrade_fil
 from weighbridge.db.tables import METADATA
 from weighbridge.db.views import view_definitions
 
+# What is recorded now, and the two versions that the tests put behind it.
+HEAD = known_versions()[-1]
+SECOND, THIRD = (f"{int(HEAD) + step:04}" for step in (1, 2))
 NEXT = """
     import os, signal
     import sqlalchemy as sa
@@ -54,7 +57,8 @@ def versions(tmp_path):
     """Give a folder of migrations, and a way to add the next."""
     folder = tmp_path / "versions"
     folder.mkdir()
-    shutil.copy(PACKAGE_VERSIONS / "0001_initial.py", folder)
+    for file in PACKAGE_VERSIONS.glob("0*.py"):
+        shutil.copy(file, folder)
 
     def add(body):
         before = known_versions([folder])[-1]
@@ -128,7 +132,7 @@ def test_tables_and_views_can_be_made_elsewhere():
     dialect = postgresql.dialect()
     for table in METADATA.sorted_tables:
         assert "ROWID" not in str(CreateTable(table).compile(dialect=dialect))
-    assert set(view_definitions(dialect)) == {"results", "choice_probabilities"}
+    assert set(view_definitions(dialect)) == {"results", "choice_probabilities", "stability"}
 
 
 def test_a_store_that_needs_nothing_is_left_alone(path, filled):
@@ -143,7 +147,7 @@ def test_a_parent_is_rebuilt_under_its_views_and_nothing_is_lost(path, filled, v
         connection.execute("CREATE VIEW mine AS SELECT count(*) AS n FROM run")
     caplog.set_level(logging.INFO, "weighbridge.db")
     done = upgrade_file(path, versions(REBUILD))
-    assert (done.before, done.after, version(path)) == ("0001", "0002", "0002")
+    assert (done.before, done.after, version(path)) == (HEAD, SECOND, SECOND)
     rows_after, views_after = dump(path)
     assert {**rows_after, "run": [row[:-1] for row in rows_after["run"]]} == rows
     assert views_after.pop("mine") == "CREATE VIEW mine AS SELECT count(*) AS n FROM run"
@@ -156,7 +160,7 @@ def test_a_parent_is_rebuilt_under_its_views_and_nothing_is_lost(path, filled, v
     # The copy is the store as it was, complete, private, and named in the log.
     assert copies(path) == [done.copy]
     assert dump(done.copy)[0] == rows
-    assert version(done.copy) == "0001"
+    assert version(done.copy) == HEAD
     assert done.copy.stat().st_mode & 0o777 == 0o600
     assert str(done.copy) in caplog.text
 
@@ -169,6 +173,7 @@ def test_foreign_keys_left_on_would_stop_the_rebuild(path, filled):
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("DROP VIEW results")
         connection.execute("DROP VIEW choice_probabilities")
+        connection.execute("DROP VIEW stability")
         with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
             connection.execute("DROP TABLE run")
         connection.execute("ROLLBACK")
@@ -217,11 +222,11 @@ def test_killed_half_way_nothing_is_lost_and_the_next_open_finishes(
     assert process.wait(60) == -signal.SIGKILL
     assert process.stdout.read() == ""
     assert dump(path) == before
-    assert version(path) == "0001"
+    assert version(path) == HEAD
     # The store works as it is, and a sound migration gets through on the next try.
     assert len(results(open_and_close(path))) == 6
-    (folders[0] / "0002_test.py").unlink()
-    assert upgrade_file(path, versions(REBUILD)).after == "0002"
+    (folders[0] / f"{SECOND}_test.py").unlink()
+    assert upgrade_file(path, versions(REBUILD)).after == SECOND
     rows = dump(path)[0]
     assert (len(rows["answer_choice"]), len(rows["decision"])) == (2 * 8, 2)
     assert len(copies(path)) == 2
@@ -255,7 +260,7 @@ def test_rows_without_parents_take_the_upgrade_back(path, filled, versions):
     with pytest.raises(MigrationFailed, match=r"every foreign key must hold.*answer_choice"):
         upgrade_file(path, versions(orphans))
     assert dump(path) == before
-    assert version(path) == "0001"
+    assert version(path) == HEAD
 
 
 def test_a_copy_that_cannot_be_made_stops_the_upgrade(path, filled, versions):
@@ -263,7 +268,7 @@ def test_a_copy_that_cannot_be_made_stops_the_upgrade(path, filled, versions):
     path.with_name("store.db.backup-partial").mkdir()
     with pytest.raises(MigrationFailed, match="could not be copied"):
         upgrade_file(path, versions(REBUILD))
-    assert version(path) == "0001"
+    assert version(path) == HEAD
 
 
 def test_a_migration_that_fails_is_taken_back_whole(path, filled, versions):
@@ -283,18 +288,18 @@ def test_several_versions_at_once_and_two_processes_at_once(path, filled, versio
     """
     children = [child(body) for _ in range(2)]
     said = sorted(process.communicate(timeout=120)[0].strip() for process in children)
-    # One migrates from 0001; the other waits, reads the version again and finds all done.
-    assert said == ["0001", "0003"]
-    assert version(path) == "0003"
+    # One migrates; the other waits, reads the version again and finds all done.
+    assert said == [HEAD, THIRD]
+    assert version(path) == THIRD
     assert len(copies(path)) == 1
 
 
 def test_readers_refuse_what_a_writer_would_upgrade(path, filled, monkeypatch):
-    monkeypatch.setattr("weighbridge.db.engine.known_versions", lambda: ["0001", "0002"])
-    with pytest.raises(StoreOutdated, match="must have version 0002") as refused:
+    monkeypatch.setattr("weighbridge.db.engine.known_versions", lambda: [HEAD, SECOND])
+    with pytest.raises(StoreOutdated, match=f"must have version {SECOND}") as refused:
         open_engine(sqlite_url(path), readonly=True)
     assert refused.value.hint == "run: weighbridge db upgrade"
-    assert version(path) == "0001"
+    assert version(path) == HEAD
 
 
 def test_a_newer_store_is_refused_by_readers_and_writers(path, filled):

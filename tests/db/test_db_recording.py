@@ -249,4 +249,6 @@ def test_a_batch_keeps_its_timings(store, engine, make):
     store.record_batch(run_id, replace(make.batch(make.rejected(1)), timings=None))
     one, two = batches(engine)
     assert (one["prefill_seconds"], one["prefix_tokens"], one["peak_bytes"]) == (0.5, 120, 2000)
-    assert two["total_seconds"] is None
+    assert (one["start_bytes"], one["resident_tokens"], one["resident_hits"]) == (1000, 80, 3)
+    # Nothing was scored, which is not the same as nothing being found resident.
+    assert two["total_seconds"] is two["resident_hits"] is None

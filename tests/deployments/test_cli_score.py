@@ -32,7 +32,8 @@ SCHEMA = json.dumps(
 )
 OUTCOME_KEYS = [
     *("run_id", "documents", "scored", "reused", "rejected", "wasted", "seconds"),
-    *("documents_per_second", "temperature", "temperature_kind", "model_loaded", "database"),
+    *("documents_per_second", "temperature", "temperature_kind", "permutations", "flip_rate"),
+    *("model_loaded", "database"),
 ]
 TWO = '{"id": "a", "text": "It broke again."}\n{"id": "b", "text": "Thank you!"}\n'
 
@@ -364,6 +365,7 @@ HOSTILE_VALUES = {
     "--text-field": ["", "id", "no\x1bne"],
     "--layout": ["sideways", "context-first"],
     "--max-input-tokens": ["1", "-1", "9" * 25],
+    "--permutations": ["0", "33", "2", "x"],
     "--revision": ["\udcff", "main"],
     "--model-id": ["\x1b]0;title\x07", "bespokelabs/Bespoke-Nimble-9B"],
     "--text": ["\udcff", "\0", "also a text"],

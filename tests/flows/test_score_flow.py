@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 CASES = Path(__file__).parents[1] / "cases"
 OUTCOME_KEYS = [
     *("run_id", "documents", "scored", "reused", "rejected", "wasted", "seconds"),
-    *("documents_per_second", "temperature", "temperature_kind", "model_loaded", "database"),
+    *("documents_per_second", "temperature", "temperature_kind", "permutations", "flip_rate"),
+    *("model_loaded", "database"),
 ]
 
 

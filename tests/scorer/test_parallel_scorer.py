@@ -19,7 +19,7 @@ from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.encodings import plan_codes
 from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
-from weighbridge.scorer.parallel_scorer import _field_result
+from weighbridge.scorer.results import field_result
 from weighbridge.scorer.schema import Field, FieldKind, Schema
 
 pytestmark = pytest.mark.mlx
@@ -108,7 +108,7 @@ def test_expected_value_of_a_score_field(scorer, tiny):
 def test_field_result_by_hand():
     field = Field("mood", FieldKind.SCORE, "How?", ("calm", "annoyed", "furious"))
     codes = plan_codes(("A", "B", "C"), (1, 2, 3))
-    result = _field_result(field, codes, (0.0, math.log(4), math.log(16)), 2.0)
+    result = field_result(field, codes, (0.0, math.log(4), math.log(16)), 2.0)
     # At T = 2 the weights 1, 4, 16 become 1, 2, 4: sevenths.
     assert list(result.scores.values()) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
     # 0·1/7 + 1·2/7 + 2·4/7 = 10/7.
@@ -120,7 +120,7 @@ def test_field_result_by_hand():
 
 def test_the_first_of_equals_is_selected():
     field = Field("urgent", FieldKind.BOOLEAN, "Is it?", (True, False))
-    result = _field_result(field, plan_codes(("A", "B"), (1, 2)), (0.5, 0.5), 1.0)
+    result = field_result(field, plan_codes(("A", "B"), (1, 2)), (0.5, 0.5), 1.0)
     # Reproducible, and the margin says that it is a tie.
     assert (result.value, result.margin, result.code) == (True, 0.0, "A")
 
@@ -245,6 +245,20 @@ def test_one_bad_document_is_an_error(scorer, tiny):
     assert caught.value.code == "document.empty"
 
 
+def test_what_is_no_text_is_rejected_alone(scorer, tiny):
+    contexts: list[Any] = ["The invoice", None, 7, b"The invoice", ["a"]]
+    first, *others = scorer.score_batch(contexts, tiny.schema())
+    # Whatever a caller's data frame holds: never an AttributeError for the whole batch.
+    assert isinstance(first, ScoreResult)
+    assert {each.code for each in others} == {"document.not_text"}
+    assert [each.message.rpartition(" ")[2] for each in others] == [
+        "NoneType",
+        "int",
+        "bytes",
+        "list",
+    ]
+
+
 def test_limit_is_met_exactly(folder, tiny, scorer):
     needed = scorer.plan(tiny.schema()).rows(DOCUMENTS[0]).input_tokens
     exact = ParallelScorer(folder, max_input_tokens=needed)
@@ -306,6 +320,9 @@ def test_what_enters_the_key_of_a_decision(scorer, folder, tiny):
         ({"layout": "middle-out"}, "layout must be one of schema-first, context-first, got 'mid"),
         ({"encoding": "emoji"}, "encoding must be one of codes, labels, got 'emoji'"),
         ({"max_input_tokens": 0}, "max_input_tokens must be at least 1, got 0"),
+        ({"permutations": 0}, "permutations must be from 1 to 32, got 0"),
+        ({"permutations": 33}, "permutations must be from 1 to 32, got 33"),
+        ({"dtype": "int8"}, "dtype must be one of float64, .*got 'int8'"),
         ({"temperature": 0.0}, "temperature must be a number, finite and above 0, got 0.0"),
     ],
 )

@@ -20,7 +20,7 @@ from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine
-from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.errors import BackendError, CheckpointError
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.resident import PLAN_LIMIT, PROBE_TOLERANCE, resident_checkpoint
 from weighbridge.scorer.results import ScoreResult
@@ -133,7 +133,7 @@ def test_probe_of_a_model_that_cannot_run_is_a_checkpoint_error(tiny):
 
     model.model.__class__ = Deaf
     # Falling back to whole prompts would not help: they do not run either.
-    with pytest.raises(CheckpointError, match="plain prompt, got TypeError: needs pixels"):
+    with pytest.raises(CheckpointError, match="into logits, got TypeError: needs pixels"):
         Engine(model).probe()
 
 
@@ -210,6 +210,63 @@ def test_release_gives_the_weights_back(folder, tiny):
     assert not scorer.model_loaded
     assert scorer.score(TEXT, tiny.schema()).output
     assert scorer.model_loaded
+
+
+def test_checkpoints_in_turn_release_what_they_held(tiny, tmp_path):
+    import mlx.core as mx
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    scorers = [
+        ParallelScorer(tiny.checkpoint(tmp_path / str(seed), seed=seed, **sizes))
+        for seed in (next(SEEDS), next(SEEDS))
+    ]
+    held: list[int] = []
+    for turn in range(6):
+        for text in (TEXT, TEXT * 3):
+            scorers[turn % 2].score(text, tiny.schema())
+        held.append(on_mlx_thread(mx.get_active_memory))
+    # Weights of one, its head rows and its resident prefixes: the same in every turn.
+    # Each weighs some 6 MB here; one prefix or weight of the other kept would show.
+    assert max(held) - min(held) < 100_000
+    assert held[0] > 4_000_000
+
+
+def test_float64_is_another_copy_on_the_cpu(folder, tiny):
+    exact, usual = ParallelScorer(folder, dtype="float64"), ParallelScorer(folder)
+    # Another dtype, another decision; and no second set of weights beside the first.
+    assert exact.key(tiny.schema()) != usual.key(tiny.schema())
+    assert exact.backend.startswith("cpu float64")
+    one, two = (scorer.score(TEXT, tiny.schema("urgent")) for scorer in (exact, usual))
+    assert (exact.model_loaded, usual.model_loaded) == (False, True)
+    # The same answer, and rounding to tell them apart.
+    first, second = (list(each.fields["urgent"].logits.values()) for each in (one, two))
+    apart = np.subtract(first, second)
+    assert 0 < np.abs(apart).max() < 1e-3
+
+
+def test_a_dtype_that_does_not_exist_is_refused(folder):
+    with pytest.raises(BackendError, match=r"must be one of float64, .* got 'int4'"):
+        ParallelScorer(folder, dtype="int4")
+
+
+def test_a_head_that_cannot_be_cut_is_told(tiny, tmp_path, architecture, caplog):
+    class Model(llama.Model):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            logits = super().__call__(*args, **kwargs)
+            return logits - logits[..., -1:]
+
+    name = architecture("wb_relative", Model)
+    odd = tiny.checkpoint(tmp_path / "odd")
+    config = (odd / "config.json").read_text().replace('"llama"', f'"{name}"')
+    (odd / "config.json").write_text(config)
+    plain = tiny.checkpoint(tmp_path / "plain")
+    with caplog.at_level(logging.WARNING):
+        found = ParallelScorer(odd).score(TEXT, tiny.schema("urgent"))
+    assert "all of the vocabulary is computed, which is slower" in caplog.text
+    expected = ParallelScorer(plain).score(TEXT, tiny.schema("urgent"))
+    # One number less on all logits: the same probabilities.
+    for key, score in expected.fields["urgent"].scores.items():
+        assert found.fields["urgent"].scores[key] == pytest.approx(score, abs=1e-6)
 
 
 def test_a_failed_load_is_tried_again(folder, tiny):

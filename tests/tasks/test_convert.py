@@ -22,6 +22,7 @@ TIMINGS = Timings(
     prefix_tokens=30,
     suffix_tokens=20,
     resident_tokens=10,
+    resident_hits=1,
     prefills=1,
     start_bytes=100,
     peak_bytes=300,
@@ -29,7 +30,11 @@ TIMINGS = Timings(
 
 
 def field(
-    kind: FieldKind, value: Choice, logits: dict[str, float], margin: float | None
+    kind: FieldKind,
+    value: Choice,
+    logits: dict[str, float],
+    margin: float | None,
+    flip_rate: float | None = None,
 ) -> FieldResult:
     return FieldResult(
         kind=kind,
@@ -39,6 +44,7 @@ def field(
         margin=margin,
         expected_value=0.5 if kind is FieldKind.SCORE else None,
         code=None,
+        flip_rate=flip_rate,
     )
 
 
@@ -92,11 +98,26 @@ def test_a_single_choice_has_no_margin():
     assert (answer.selected, answer.margin, len(answer.choices)) == (0, None, 1)
 
 
+def test_flip_rates_go_along():
+    # 0 says that all orders agreed, None that there was only one.
+    told = {"one": 0.25, "two": 0.0, "three": None}
+    made = {
+        name: field(FieldKind.ENUM, "a", {"a": 1.0, "b": 0.0}, 1.0, rate)
+        for name, rate in told.items()
+    }
+    found = {each.field: each.flip_rate for each in answer_records(result(**made))}
+    assert {name: found[name] for name in told} == told
+
+
 def test_timings_add_up():
-    later = Timings(prefill_seconds=0.5, total_seconds=1.0, prefills=1, start_bytes=900)
+    later = Timings(
+        prefill_seconds=0.5, total_seconds=1.0, resident_tokens=7, prefills=1, start_bytes=900
+    )
     second = result().model_copy(update={"timings": later})
-    # 1 + 0.5, 2 + 0, 4 + 1 seconds; the first start and the highest peak.
-    assert batch_timings([result(), second]) == BatchTimings(1.5, 2.0, 5.0, 30, 20, 2, 100, 300)
+    # 1 + 0.5, 2 + 0, 4 + 1 seconds; the first start and the highest peak; 10 + 7 tokens.
+    assert batch_timings([result(), second]) == BatchTimings(
+        *(1.5, 2.0, 5.0), *(30, 20, 2), *(100, 300), resident_tokens=17, resident_hits=1
+    )
 
 
 def test_each_record_of_a_batch_becomes_one_item():
