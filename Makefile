@@ -42,6 +42,7 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/weighbridge checkpoint demo
 	$(BIN)/python benchmarks/modes.py
+	$(BIN)/python benchmarks/scenarios.py
 	$(BIN)/python benchmarks/tickets.py
 	$(BIN)/python benchmarks/sentiment.py --set yelp
 

@@ -1,5 +1,7 @@
 """Tiny real models, tokenizers and checkpoint folders, and schemas to ask them."""
 
+import copy
+import importlib
 import json
 import subprocess
 import sys
@@ -48,46 +50,137 @@ TRIAGE: dict[str, Any] = {
 }
 
 
+COMMON: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 97,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+# The real classes of mlx-lm, with what makes each one special small enough to be met.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 97,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen2": COMMON,
+    "qwen3": COMMON,
+    # Layers 1 and 3 are recurrent, 2 and 4 attend.
+    "qwen3_5": {
+        **COMMON,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 2,
+        "linear_num_value_heads": 2,
+        "linear_num_key_heads": 1,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    # Layers 1 and 3 see 16 tokens, 2 and 4 all.
+    "gemma3_text": {
+        **COMMON,
+        "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+    },
+    # tanh caps the logits at 3.
+    "gemma2": {**COMMON, "query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0},
+    # Logits are halved; layer 1 sees 16 tokens.
+    "cohere2": {
+        **COMMON,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.5,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+    },
+}
+
+
+def weight_range(name: str, ndim: int, architecture: str) -> tuple[float, float]:
+    """Return mean and spread of random weights.
+
+    Wide enough that every token and position shows in the logits.
+    """
+    if name.endswith("A_log"):
+        # A gated delta state keeps exp(-exp(A_log) * softplus(dt)) of itself per token: some
+        # 0.93 here, so that 30 tokens back still show and nothing grows.
+        return -2.5, 0.3
+    if name.endswith("dt_bias"):
+        return 0.0, 0.2
+    # Norms multiply by their weight, in Gemma by one more than it.
+    return float(ndim == 1 and not architecture.startswith("gemma")), 0.2
+
+
 class Tiny:
-    """Builds small random llamas, the real class of mlx-lm with a few thousand weights."""
+    """Builds small random models, the real classes of mlx-lm with a few thousand weights."""
 
     triage = TRIAGE
     control = CONTROL
     template = TEMPLATE
+    architectures = tuple(ARCHITECTURES)
 
-    def config(self, **changes: Any) -> dict[str, Any]:
-        return {
-            "model_type": "llama",
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "intermediate_size": 96,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-5,
-            "vocab_size": 97,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            **changes,
-        }
+    def config(self, architecture: str = "llama", **changes: Any) -> dict[str, Any]:
+        return copy.deepcopy({"model_type": architecture, **ARCHITECTURES[architecture], **changes})
 
-    def model(self, *, dtype: str = "float64", seed: int = 0, **changes: Any) -> Any:
+    def model(
+        self,
+        *,
+        architecture: str = "llama",
+        dtype: str = "float64",
+        seed: int = 0,
+        **changes: Any,
+    ) -> Any:
         """Make a model on the calling thread; its weights are evaluated."""
         import mlx.core as mx
         from mlx.utils import tree_flatten, tree_unflatten
-        from mlx_lm.models import llama
 
-        model = llama.Model(llama.ModelArgs.from_dict(self.config(**changes)))
+        config = self.config(architecture, **changes)
+        classes = importlib.import_module(f"mlx_lm.models.{architecture}")
         draw = np.random.default_rng(seed)
-        # Wide enough that every token and position shows in the logits.
-        leaves: Any = tree_flatten(model.parameters())
-        weights = [
-            (name, mx.array(draw.normal(float(array.ndim == 1), 0.2, array.shape), mx.float64))
-            for name, array in leaves
-        ]
-        model.update(tree_unflatten(weights))
-        model.set_dtype(getattr(mx, dtype))
-        mx.eval(model.parameters())
+        with mx.stream(mx.cpu):  # the only device with float64
+            model = classes.Model(classes.ModelArgs.from_dict(config))
+            if architecture == "gemma3_text" and config["tie_word_embeddings"]:
+                model.sanitize({})  # ties the head, as a checkpoint without one does
+            leaves: Any = tree_flatten(model.parameters())
+            weights: list[tuple[str, Any]] = []
+            for name, array in leaves:
+                drawn = draw.normal(*weight_range(name, array.ndim, architecture), array.shape)
+                weights.append((name, mx.array(drawn, mx.float64)))
+            model.update(tree_unflatten(weights))
+            model.set_dtype(getattr(mx, dtype))
+            mx.eval(model.parameters())
         return model
+
+    def full(self, model: Any, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Compute candidate logits without the engine: each whole prompt, the whole head."""
+        import mlx.core as mx
+
+        found: list[np.ndarray] = []
+        for row in rows:
+            logits = model(mx.array([row.tokens]))[0, -1][mx.array(row.candidates)]
+            found.append(
+                np.array(logits if logits.dtype == mx.float64 else logits.astype(mx.float32))
+            )
+        return found
 
     def rows(
         self, prefix: int, suffixes: Sequence[int], *, candidates: int = 5, seed: int = 1
@@ -122,7 +215,13 @@ class Tiny:
         return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template)
 
     def checkpoint(
-        self, folder: Path, *, seed: int = 0, tokenizer: Any = None, **changes: Any
+        self,
+        folder: Path,
+        *,
+        architecture: str = "llama",
+        seed: int = 0,
+        tokenizer: Any = None,
+        **changes: Any,
     ) -> Path:
         """Write a whole checkpoint folder: configuration, tokenizer, float32 weights."""
         from weighbridge.scorer.backend import on_mlx_thread
@@ -130,14 +229,15 @@ class Tiny:
         tokenizer = tokenizer or self.tokenizer()
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(folder)
-        config = self.config(**{"vocab_size": len(tokenizer), **changes})
+        changes = {"vocab_size": len(tokenizer), **changes}
+        config = self.config(architecture, **changes)
         (folder / "config.json").write_text(json.dumps(config))
 
         def save() -> None:
             import mlx.core as mx
             from mlx.utils import tree_flatten
 
-            model = self.model(dtype="float32", seed=seed, **config)
+            model = self.model(architecture=architecture, dtype="float32", seed=seed, **changes)
             weights = dict(tree_flatten(model.parameters()))
             mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
