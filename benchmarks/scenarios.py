@@ -183,6 +183,8 @@ def measure(name: str, repeats: int, show: Callable[[str], None]) -> list[Measur
     )
     engine = Engine(model, chunk=backend.chunk)
     tolerance = PROBE_TOLERANCE[backend.dtype]
+    cut, apart = engine.check_head(tolerance), engine.probe()
+    show(f"head cut to {cut}; fork and recompute {apart:.1e} apart")
     measured: list[Measured] = []
     for fields, shared in SCENARIOS:
         found = compare(engine, name, scenario(source, fields, shared), shared, repeats, tolerance)
@@ -214,9 +216,10 @@ def scenario(source: tuple[int, ...], fields: int, shared: int) -> list[Row]:
     starts: dict[int, int] = {}
     for index, token in enumerate(rest[: -max(SUFFIXES)]):
         starts.setdefault(token, index)  # suffixes must part at their first token
+    begins = list(starts.values())[:fields]
     return [
         Row((*prefix, *rest[start : start + length]), tuple(starts)[:CHOICES])
-        for start, length in zip(starts.values(), SUFFIXES[:fields], strict=False)
+        for start, length in zip(begins, SUFFIXES[:fields], strict=True)
     ]
 
 
@@ -232,7 +235,8 @@ def compare(
             wall, cpu = time.perf_counter(), time.process_time()
             logits, _ = engine.score(rows, mode=mode)
             seconds[mode].append((time.process_time() - cpu, time.perf_counter() - wall))
-            weights = np.exp(np.array(logits, np.float64))
+            exact = np.array(logits, np.float64)
+            weights = np.exp(exact - exact.max(axis=1, keepdims=True))
             probabilities[mode] = weights / weights.sum(axis=1, keepdims=True)
     reference = probabilities[Mode.INDEPENDENT]
     base = statistics.median(cpu for cpu, _ in seconds[Mode.INDEPENDENT])

@@ -121,7 +121,7 @@ def upgrade_file(path: Path, versions: Sequence[Path] = (PACKAGE_VERSIONS,)) -> 
             if before == known[-1]:
                 return Upgrade(before, known[-1], None)
             copy = None if before is None else copy_store(path, before)
-            kept = drop_views(connection)
+            kept = drop_views(connection, before)
             _run_migrations(connection, versions)
             create_views(connection, kept)
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -140,7 +140,7 @@ def upgrade_server(engine: Engine, versions: Sequence[Path] = (PACKAGE_VERSIONS,
         before = read_version(connection)
         require_known(before, known)
         if before != known[-1]:
-            kept = drop_views(connection)
+            kept = drop_views(connection, before)
             _run_migrations(connection, versions)
             create_views(connection, kept)
     return Upgrade(before, known[-1], None)

@@ -8,9 +8,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, func, inspect, select, text
+from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, inspect, select, text
 
 from weighbridge.db import tables
+from weighbridge.db.errors import MigrationFailed
+
+VIEWS_SINCE = MappingProxyType(
+    {"results": "0001", "choice_probabilities": "0001", "stability": "0002"}
+)
+"""The version that brought each of our views."""
 
 _RUN = tables.table(tables.Run)
 _ITEM = tables.table(tables.Item)
@@ -95,22 +101,23 @@ def choice_probabilities_statement() -> Select[*tuple[Any, ...]]:
 
 
 def stability_statement() -> Select[*tuple[Any, ...]]:
-    """One row per field of each run: how often the orders of the choices disagreed.
+    """One row per answered field of each item: how often the orders of the choices disagreed.
 
-    The flip rate is the mean over the answers that have one, null where none has.
+    The flip rate is null where nothing was compared: one order, or one choice.
     """
     source = _ITEM.join(_RUN, _RUN.c.id == _ITEM.c.run_id).join(
         _ANSWER, _ANSWER.c.decision_id == _ITEM.c.decision_id
     )
-    key: list[ColumnElement[Any]] = [_ITEM.c.run_id, _ANSWER.c.field]
     columns: list[ColumnElement[Any]] = [
         _ITEM.c.run_id.label("run_id"),
+        _ITEM.c.position.label("position"),
+        _ITEM.c.external_id.label("external_id"),
         _ANSWER.c.field.label("field"),
-        func.count().label("answers"),
-        func.avg(_ANSWER.c.flip_rate).label("flip_rate"),
+        _ANSWER.c.value.label("value"),
+        _ANSWER.c.flip_rate.label("flip_rate"),
         _RUN.c.permutations.label("permutations"),
     ]
-    return select(*columns).select_from(source).group_by(*key, _RUN.c.permutations)
+    return select(*columns).select_from(source)
 
 
 def view_definitions(dialect: Dialect) -> Mapping[str, str]:
@@ -128,16 +135,32 @@ def view_definitions(dialect: Dialect) -> Mapping[str, str]:
     )
 
 
-def drop_views(connection: Connection) -> dict[str, str]:
+def drop_views(connection: Connection, version: str | None) -> dict[str, str]:
     """Drop every view, ours and those users have added; give the users' definitions.
 
     A view over a table makes SQLite refuse to rebuild that table.
+
+    Args:
+        connection: A connection in a writing transaction.
+        version: What the store is at; None for a new one. A view that came later is
+            not ours, whatever its name.
+
+    Raises:
+        MigrationFailed: A view or table of the user's has a name that this version needs.
     """
-    ours = view_definitions(connection.dialect)
+    ours = {name for name, since in VIEWS_SINCE.items() if version and since <= version}
     inspector = inspect(connection)
+    names = inspector.get_view_names()
+    taken = sorted({*names, *inspector.get_table_names()} & (VIEWS_SINCE.keys() - ours))
+    if taken:
+        raise MigrationFailed(
+            f"a store must have no view or table of its own called {taken[0]}, which this "
+            "version adds, and this one has; the store is as it was",
+            hint="give yours another name, then: weighbridge db upgrade",
+        )
     kept: dict[str, str] = {}
     preparer = connection.dialect.identifier_preparer
-    for name in inspector.get_view_names():
+    for name in names:
         if name not in ours:
             kept[name] = inspector.get_view_definition(name)
         connection.execute(text(f"DROP VIEW {preparer.quote(name)}"))

@@ -119,7 +119,7 @@ def summary_markdown(
 def _stability(flip_rate: float, permutations: int) -> str:
     return (
         f"Flip rate **{flip_rate:.2f}**: of {permutations} orders of the choices, this share "
-        "disagreed with the answer. The view `stability` has it by field."
+        "disagreed with the answer. The view `stability` has it for each answer."
     )
 
 

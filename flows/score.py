@@ -14,6 +14,7 @@ from weighbridge.db.location import display_url, store_path
 from weighbridge.db.queries import mean_flip_rate
 from weighbridge.flows.artifacts import ProgressArtifact, publish_summary
 from weighbridge.flows.progress import Progress, report
+from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.tasks.planning import Batch
 from weighbridge.tasks.recording import Run, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
@@ -67,7 +68,7 @@ class ScoreRequest(BaseModel):
     permutations: int = Field(
         default=1,
         ge=1,
-        le=32,
+        le=MAX_PERMUTATIONS,
         description="In how many orders of the choices each document is asked, 1 to 32. The "
         "answers are averaged, and the share of orders that disagree with the average is kept "
         "as the flip rate: 0 is stable. Each order costs about as much as the first.",

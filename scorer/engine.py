@@ -15,7 +15,7 @@ import numpy as np
 
 from weighbridge.scorer.caches import Prefix, PrefixStore, arrays, empty_prefix, fork
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.heads import CandidateHead, relative_difference
+from weighbridge.scorer.heads import CandidateHead, HeadCut, relative_difference
 
 ROW_LIMIT = 64
 """Rows of one branch batch when the caller sets no limit."""
@@ -237,7 +237,7 @@ class Engine:
         last = [len(suffix) - 1 for suffix in suffixes]
         return self._head.logits(padded, fork(prefix, len(suffixes)), last, union)
 
-    def check_head(self, tolerance: float) -> float:
+    def check_head(self, tolerance: float) -> HeadCut:
         """Compare the head cut down to candidates with the whole one: `CandidateHead.check`."""
         return self._head.check(tolerance)
 
@@ -249,7 +249,7 @@ class Engine:
 
         Returns:
             The largest difference between `parallel` and `independent` logits,
-            relative to the largest logit; infinite if branching fails or gives a
+            relative to their spread; infinite if branching fails or gives a
             number that is not finite.
 
         Raises:

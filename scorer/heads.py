@@ -7,8 +7,10 @@ own code, on K columns instead of V.
 """
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +19,24 @@ from mlx import nn
 
 from weighbridge.scorer.errors import CheckpointError
 
-ROW_SETS = 32
-"""Sets of candidates whose gathered rows are kept."""
+ROWS_LIMIT_BYTES = 64 * 2**20
+"""What the gathered rows of all sets of candidates may hold together."""
 
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 _LINEARS = (nn.Linear, nn.QuantizedLinear)
-_PROBE = (1, 2, 3, 4)
+_FIRST_LOOK = (1, 2, 3, 4)
+_FOREIGN = (CheckpointError, ValueError, TypeError, AttributeError, RuntimeError, LookupError)
+
+
+class HeadCut(StrEnum):
+    """How much of the head is computed."""
+
+    COLUMNS = "columns"
+    """One position of each row, the candidates' columns."""
+    POSITIONS = "positions"
+    """One position of each row, all of the vocabulary."""
+    NONE = "none"
+    """All positions, all of the vocabulary."""
 
 
 @dataclass(slots=True)
@@ -31,14 +45,28 @@ class _Asked:
 
     last: mx.array
     candidates: tuple[int, ...]
-    answered: bool = field(default=False)
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Gathered rows, and the head they are from: an id alone could be given out again."""
+
+    head: Any
+    weight: mx.array
+    bias: mx.array | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 class CandidateHead:
     """Runs a text model and reads the logits of candidates only.
 
     Every module with one row per token of the vocabulary becomes able to answer for
-    some rows: `lm_head` as well as tied embeddings, by whatever name.
+    some rows: `lm_head` as well as tied embeddings, by whatever name. A model has one
+    such reader, the latest, and its weights must not change afterwards.
 
     Args:
         model: A text model of mlx-lm with evaluated weights.
@@ -50,8 +78,8 @@ class CandidateHead:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._asked: _Asked | None = None
-        self._rows: dict[tuple[int, tuple[int, ...]], tuple[mx.array, mx.array | None]] = {}
-        self.cut = True
+        self._rows: OrderedDict[tuple[int, tuple[int, ...]], _Rows] = OrderedDict()
+        self.cut = HeadCut.COLUMNS
         # Nothing is computed here: the shape of a lazy array is known beforehand.
         self.vocabulary = _width(model)
         modules: list[Any] = [module for _, module in model.named_modules()]
@@ -80,12 +108,19 @@ class CandidateHead:
         """
         asked = _Asked(mx.array(last), candidates)
         logits = self._call(tokens, caches, asked)
-        if asked.answered:
-            logits = logits[:, 0]
-        else:
-            # A head that is no module of its own, such as a product with a bare array.
-            logits = logits[mx.arange(len(last)), asked.last][:, mx.array(candidates)]
-        logits = _at_least_float32(logits)
+        columns = asked.answered and self.cut is HeadCut.COLUMNS
+        expected = (
+            len(last),
+            1 if asked.answered else tokens.shape[1],
+            len(candidates) if columns else self.vocabulary,
+        )
+        if logits.shape != expected:
+            raise CheckpointError(
+                f"the logits of a model must be of shape {expected}, got {logits.shape}",
+                hint="this architecture is not supported",
+            )
+        logits = logits[:, 0] if asked.answered else logits[mx.arange(len(last)), asked.last]
+        logits = at_least_float32(logits if columns else logits[:, mx.array(candidates)])
         mx.eval(logits)
         return np.array(logits)
 
@@ -99,61 +134,100 @@ class CandidateHead:
         # One column at one position, which nobody reads and MLX never computes.
         self._call(tokens, caches, _Asked(mx.array([0]), (0,)))
 
-    def check(self, tolerance: float) -> float:
-        """Compare candidate logits with those of the whole head, once, on a short prompt.
+    def check(self, tolerance: float) -> HeadCut:
+        """Find out how far this head can be cut, against the whole one on a short prompt.
+
+        Candidates from all over the vocabulary, at the end and in the middle. What
+        differs is left less cut: slower, and right for a model that does more with its
+        head than multiply.
 
         Args:
-            tolerance: Above it the head is left whole from now on: slower, and right
-                for a model that does more with its head than multiply.
+            tolerance: Largest difference, relative to the spread of the logits.
 
         Returns:
-            The largest difference relative to the largest logit; not a number where
-            the logits are none, which is for the documents to tell.
+            How it is computed from now on.
+
+        Raises:
+            CheckpointError: The logits are not finite, or differ even uncut.
         """
-        step = max(self.vocabulary // 97, 1)
-        candidates = tuple(sorted({(index * step) % self.vocabulary for index in range(8)}))
-        prompt, last = mx.array([_PROBE]), [len(_PROBE) - 1]
-        whole = self._model(prompt)[0, -1][mx.array(candidates)]
-        try:
-            own = self.logits(prompt, None, last, candidates)[0]
-        except (ValueError, TypeError, AttributeError, RuntimeError, LookupError):
-            difference = float("inf")
-        else:
-            difference = relative_difference(own, np.array(_at_least_float32(whole)))
-        self.cut = not difference > tolerance
-        return difference
+        spread = sorted({index * (self.vocabulary - 1) // 7 for index in range(8)})
+        # Neither the first nor the last column where it stands in the whole vocabulary.
+        prompt = (*spread[3:], *spread[:3])
+        last = [len(prompt) - 1, len(prompt) // 2]
+        tokens = mx.array([prompt, prompt])
+        whole = at_least_float32(self._model(tokens)[mx.arange(2), mx.array(last)])
+        reference = np.array(whole[:, mx.array(prompt)])
+        if not np.isfinite(reference).all():
+            raise CheckpointError(
+                "the logits of a plain prompt must be finite numbers, got some that are not",
+                hint="the weights are damaged, or too large for the compute dtype",
+            )
+        for cut in HeadCut:
+            self.cut = cut
+            try:
+                own = self.logits(tokens, None, last, prompt)
+            except _FOREIGN:
+                continue
+            answered = cut is HeadCut.NONE or self._is_cut(tokens)
+            if answered and relative_difference(own, reference) <= tolerance:
+                return cut
+        raise CheckpointError(
+            "a model must give the same logits for the same prompt, got different ones",
+            hint="this architecture is not supported",
+        )
+
+    def project(
+        self, head: Any, hidden: mx.array, whole: Callable[[mx.array], mx.array]
+    ) -> mx.array:
+        """Project hidden states on what is asked for, or on all when nothing is.
+
+        Args:
+            head: A module with one row per token.
+            hidden: Its input, (B, T, D).
+            whole: Its own projection.
+
+        Returns:
+            (B, 1, K), (B, 1, V) or (B, T, V), by what is asked and how far it is cut.
+        """
+        asked = self._asked
+        if asked is None or hidden.ndim != 3 or hidden.shape[0] != asked.last.size:
+            return whole(hidden)
+        asked.answered = True
+        picked = hidden[mx.arange(hidden.shape[0]), asked.last]
+        if self.cut is HeadCut.POSITIONS:
+            return whole(picked[:, None])
+        rows = self._gathered(head, asked.candidates)
+        logits = picked.astype(rows.weight.dtype) @ rows.weight.T
+        return (logits if rows.bias is None else logits + rows.bias)[:, None]
 
     def _call(self, tokens: mx.array, caches: Sequence[Any] | None, asked: _Asked) -> mx.array:
-        self._asked = asked if self.cut else None
+        self._asked = None if self.cut is HeadCut.NONE else asked
         try:
             return self._model(tokens, cache=caches)
         finally:
             self._asked = None
 
-    def project(self, head: Any, hidden: mx.array) -> mx.array | None:
-        """Answer for a head what is asked, or None when nothing is.
+    def _is_cut(self, tokens: mx.array) -> bool:
+        """Whether any head answers at all: a product with a bare array does not."""
+        asked = _Asked(mx.array([0] * tokens.shape[0]), (0,))
+        self._call(tokens, None, asked)
+        return asked.answered
 
-        Args:
-            head: A module with one row per token.
-            hidden: Its input, (B, T, D).
+    def _gathered(self, head: Any, candidates: tuple[int, ...]) -> _Rows:
+        key = (id(head), candidates)
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = _Rows(head, *candidate_rows(head, candidates))
+            mx.eval(rows.weight, *([] if rows.bias is None else [rows.bias]))
+            while len(self._rows) > 1 and self.rows_nbytes > ROWS_LIMIT_BYTES:
+                self._rows.popitem(last=False)
+        self._rows.move_to_end(key)
+        return rows
 
-        Returns:
-            (B, 1, K).
-        """
-        asked = self._asked
-        if asked is None or hidden.ndim != 3:
-            return None
-        key = (id(head), asked.candidates)
-        if key not in self._rows:
-            if len(self._rows) >= ROW_SETS:
-                self._rows.clear()
-            self._rows[key] = candidate_rows(head, asked.candidates)
-            mx.eval(self._rows[key])
-        rows, bias = self._rows[key]
-        asked.answered = True
-        picked = hidden[mx.arange(hidden.shape[0]), asked.last]
-        logits = picked.astype(rows.dtype) @ rows.T
-        return (logits if bias is None else logits + bias)[:, None]
+    @property
+    def rows_nbytes(self) -> int:
+        """Bytes of all gathered rows."""
+        return sum(rows.nbytes for rows in self._rows.values())
 
 
 def candidate_rows(head: Any, token_ids: tuple[int, ...]) -> tuple[mx.array, mx.array | None]:
@@ -181,29 +255,40 @@ def candidate_rows(head: Any, token_ids: tuple[int, ...]) -> tuple[mx.array, mx.
     else:
         rows = head.weight[index]
     bias = head["bias"][index] if "bias" in head else None
-    return _at_least_float32(rows), None if bias is None else _at_least_float32(bias)
+    return at_least_float32(rows), None if bias is None else at_least_float32(bias)
 
 
 def relative_difference(found: np.ndarray, reference: np.ndarray) -> float:
-    """Return the largest difference between logits, relative to the largest one."""
-    scale = max(float(np.abs(reference).max()), 1.0)
-    return float(np.abs(found - reference).max()) / scale
+    """Return the largest difference between logits, relative to the spread of them.
+
+    Softmax sees differences of logits only, so their spread is what an error counts
+    against; equal logits are compared as they are.
+    """
+    spread = float(np.ptp(reference)) or max(float(np.abs(reference).max()), 1.0)
+    return float(np.abs(found - reference).max()) / spread
 
 
-def _at_least_float32(array: mx.array) -> mx.array:
+def at_least_float32(array: mx.array) -> mx.array:
+    """Return logits or weights in float32, or in float64 where they are."""
     return array if array.dtype == mx.float64 else array.astype(mx.float32)
 
 
 def _width(model: Any) -> int:
     try:
-        logits = model(mx.array([_PROBE]))
-        _, _, width = logits.shape
+        logits = model(mx.array([_FIRST_LOOK]))
+        rows, tokens, width = logits.shape
     except Exception as error:  # what a foreign architecture makes of a plain prompt
         raise CheckpointError(
             "a text model must turn a plain prompt into logits, got "
             f"{type(error).__name__}: {error}",
             hint="this architecture is not supported",
         ) from error
+    if (rows, tokens) != (1, len(_FIRST_LOOK)):
+        raise CheckpointError(
+            f"a text model must give logits for each of {len(_FIRST_LOOK)} tokens, "
+            f"got the shape {logits.shape}",
+            hint="this architecture is not supported",
+        )
     return int(width)
 
 
@@ -213,12 +298,15 @@ def _is_head(module: Any, vocabulary: int) -> bool:
 
 def _able_to_cut(kind: Any, owner: "weakref.ref[CandidateHead]") -> type:
     """Derive a class whose projection answers for candidates while they are asked for."""
-    name = "as_linear" if issubclass(kind, _EMBEDDINGS) else "__call__"
+    plain: Any = getattr(kind, "uncut", kind)
+    name = "as_linear" if issubclass(plain, _EMBEDDINGS) else "__call__"
 
     # The owner holds the model: a strong reference here would keep the weights from going.
     def projection(self: Any, x: mx.array) -> mx.array:
-        head = owner()
-        logits = None if head is None else head.project(self, x)
-        return getattr(kind, name)(self, x) if logits is None else logits
+        def whole(hidden: mx.array) -> mx.array:
+            return getattr(plain, name)(self, hidden)
 
-    return type(kind.__name__, (kind,), {name: projection})
+        head = owner()
+        return whole(x) if head is None else head.project(self, x, whole)
+
+    return type(plain.__name__, (plain,), {name: projection, "uncut": plain})

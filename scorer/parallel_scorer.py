@@ -1,11 +1,11 @@
 """The scorer as a library: one checkpoint, many documents, typed answers."""
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,9 +113,9 @@ class ParallelScorer:
             )
         if self.max_input_tokens < 1:
             raise ScorerError(f"max_input_tokens must be at least 1, got {self.max_input_tokens}")
-        if not 1 <= permutations <= MAX_PERMUTATIONS:
+        if type(permutations) is not int or not 1 <= permutations <= MAX_PERMUTATIONS:
             raise ScorerError(
-                f"permutations must be from 1 to {MAX_PERMUTATIONS}, got {permutations}"
+                f"permutations must be a number from 1 to {MAX_PERMUTATIONS}, got {permutations!r}"
             )
         self.permutations = permutations
         self._resident = resident_checkpoint(self.info, hash_cache, dtype)
@@ -221,45 +221,29 @@ class ParallelScorer:
         if field_batch_size is not None and field_batch_size < 1:
             raise ScorerError(f"field_batch_size must be at least 1, got {field_batch_size}")
         plans = self.plans(schema)
-        waiting: list[str | Rejection] = list(contexts)
-        said: dict[SchemaPlan, list[_Said | Rejection]] = {}
-        # An order at a time, for its resident prefix to serve all documents before the next
-        # order's takes its place.
-        for plan in dict.fromkeys(plans):
-            said[plan] = self._ask(plan, waiting, chosen, field_batch_size)
-            waiting = [
-                found if isinstance(found, Rejection) else context
-                for found, context in zip(said[plan], waiting, strict=True)
-            ]
-        return [
-            last
-            if isinstance(last, Rejection)
-            else self._result(plans, {plan: found[number] for plan, found in said.items()})
-            for number, last in enumerate(waiting)
-        ]
-
-    def _ask(
-        self,
-        plan: SchemaPlan,
-        contexts: Sequence[str | Rejection],
-        mode: Mode,
-        batch_size: int | None,
-    ) -> "list[_Said | Rejection]":
-        """Score documents in one order of the choices; what is rejected already stays so."""
-        prepared = [
-            context if isinstance(context, Rejection) else _prepare(plan, context)
-            for context in contexts
-        ]
+        orders = tuple(dict.fromkeys(plans))
+        # All orders of all documents first: what the tokenizer rejects costs no model time.
+        prepared = [_prepare(orders, context) for context in contexts]
         # Documents without rows need no weights: a batch of rejections loads none.
-        needs_model = any(isinstance(each, _Ready) and each.prompted.rows for each in prepared)
+        needs_model = any(
+            ready.prompted.rows
+            for each in prepared
+            if not isinstance(each, Rejection)
+            for ready in each
+        )
 
-        def run() -> list[_Said | Rejection]:
-            return [
-                each
-                if isinstance(each, Rejection)
-                else self._score_ready(plan, each, mode, batch_size)
-                for each in prepared
+        def run() -> list[ScoreResult | Rejection]:
+            said: list[list[_Said | Rejection]] = [
+                [each] if isinstance(each, Rejection) else [] for each in prepared
             ]
+            # An order at a time, for its resident prefix to serve all documents before the
+            # next order's takes its place.
+            for number, plan in enumerate(orders):
+                for each, found in zip(prepared, said, strict=True):
+                    if not isinstance(each, Rejection):
+                        ready = each[number]
+                        found.append(self._score_ready(plan, ready, chosen, field_batch_size))
+            return [self._result(plans, dict(zip(orders, each, strict=False))) for each in said]
 
         return on_mlx_thread(run) if needs_model else run()
 
@@ -281,11 +265,15 @@ class ParallelScorer:
                 for said, leaned in zip(logits, prior, strict=True)
             ]
         for field, values in zip(plan.schema.fields, logits, strict=True):
-            if not all(map(math.isfinite, values)):
+            bad = [
+                key for key, value in zip(field.keys, values, strict=True) if not isfinite(value)
+            ]
+            if bad:
                 return Rejection(
                     code="document.not_finite",
-                    message=f"logits must be finite numbers, got {values} for field "
-                    f"{field.name!r}: the weights or their dtype do not fit",
+                    message=f"the logits of field {field.name!r} must be finite numbers, and "
+                    f"{len(bad)} of {len(values)} are not, the first for choice {bad[0]!r}: "
+                    "the document overflows the compute dtype, or the weights are damaged",
                 )
         seconds = ready.seconds + time.perf_counter() - start
         return _Said(
@@ -298,10 +286,14 @@ class ParallelScorer:
 
     def _result(
         self, plans: Sequence[SchemaPlan], said: "Mapping[SchemaPlan, _Said | Rejection]"
-    ) -> ScoreResult:
-        """Put together what the orders said of a document that none of them rejected."""
+    ) -> ScoreResult | Rejection:
+        """Put together what the orders said of a document; the first rejection counts."""
         own = plans[0]
-        answers = {plan: each for plan, each in said.items() if isinstance(each, _Said)}
+        answers: dict[SchemaPlan, _Said] = {}
+        for plan, each in said.items():
+            if isinstance(each, Rejection):
+                return each
+            answers[plan] = each
         fields: dict[str, FieldResult] = {}
         for number, (field, choices) in enumerate(zip(own.schema.fields, own.choices, strict=True)):
             # An order that came twice counts twice, and was computed once.
@@ -354,18 +346,22 @@ def as_schema(schema: SchemaLike) -> Schema:
     return Schema.parse(text)
 
 
-def _prepare(plan: SchemaPlan, context: object) -> _Ready | Rejection:
-    start = time.perf_counter()
+def _prepare(orders: Sequence[SchemaPlan], context: object) -> tuple[_Ready, ...] | Rejection:
+    """Turn a document into the rows of every order of the choices."""
     if not isinstance(context, str):
         return Rejection(
             code="document.not_text",
             message=f"a document must be text, got {type(context).__name__}",
         )
-    try:
-        prompted = plan.rows(context)
-    except DocumentError as error:
-        return Rejection(code=error.code, message=error.message)
-    return _Ready(prompted, time.perf_counter() - start)
+    made: list[_Ready] = []
+    for plan in orders:
+        start = time.perf_counter()
+        try:
+            prompted = plan.rows(context)
+        except DocumentError as error:
+            return Rejection(code=error.code, message=error.message)
+        made.append(_Ready(prompted, time.perf_counter() - start))
+    return tuple(made)
 
 
 def _one_of(kind: type[_Choice], value: str | None, name: str) -> _Choice | None:

@@ -5,6 +5,7 @@ holds weights at a time.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +22,8 @@ from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint, load_mode
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine, Mode, Row, Timings
 from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.heads import HeadCut
+from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.scorer.plan import SchemaPlan
 from weighbridge.scorer.prior import label_prior
 from weighbridge.scorer.prompts import Layout
@@ -28,15 +31,11 @@ from weighbridge.scorer.schema import Schema
 
 logger = logging.getLogger(__name__)
 
-PLAN_LIMIT = 64
-"""Plans kept: 32 orders of the choices of one schema, and as much again."""
+PLAN_LIMIT = 2 * MAX_PERMUTATIONS
+"""Plans kept: all orders of the choices of one schema, and as many again."""
 
 PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
-"""Largest relative difference of logits that must be equal, by compute dtype."""
-
-
-HEAD_TOLERANCE = 1e-2
-"""Likewise for the head alone, wide enough for the rounding of 16-bit logits."""
+"""Largest difference of logits that must be equal, relative to their spread, by dtype."""
 
 
 class ResidentCheckpoint:
@@ -114,7 +113,7 @@ class ResidentCheckpoint:
         if plan not in self._priors:
             start = time.perf_counter()
             references = plan.reference_rows()
-            self._priors[plan] = label_prior(
+            prior = label_prior(
                 [
                     plan.choice_logits(
                         self.score(each.rows, Mode.AUTO, None, each.resident_tokens)[0]
@@ -122,6 +121,14 @@ class ResidentCheckpoint:
                     for each in references
                 ]
             )
+            for field, means in zip(plan.schema.fields, prior, strict=bool(prior)):
+                if not all(map(math.isfinite, means)):
+                    raise CheckpointError(
+                        f"the label prior of field {field.name!r} must be finite numbers, got "
+                        "some that are not: a text of the schema itself has no finite logits",
+                        hint="the weights are damaged, or too large for the compute dtype",
+                    )
+            self._priors[plan] = prior
             logger.info(
                 "label prior from %d reference texts in %.1f s",
                 len(references),
@@ -153,14 +160,17 @@ class ResidentCheckpoint:
                 hint="start again: what is recorded is kept",
             )
         engine = Engine(model, chunk=self.backend.chunk)
-        if engine.check_head(HEAD_TOLERANCE) > HEAD_TOLERANCE:
+        tolerance = PROBE_TOLERANCE[self.backend.dtype]
+        cut = engine.check_head(tolerance)
+        if cut is not HeadCut.COLUMNS:
             logger.warning(
                 "%s: its head cannot be cut down to the choices, so all of the vocabulary is "
-                "computed, which is slower",
+                "computed%s, which is slower",
                 self.info.name,
+                " at every position" if cut is HeadCut.NONE else "",
             )
         difference = engine.probe()
-        self.branching = difference <= PROBE_TOLERANCE[self.backend.dtype]
+        self.branching = difference <= tolerance
         if not self.branching:
             logger.warning(
                 "%s: a forked cache differs from recomputing by %.2g (relative), so every field "

@@ -30,7 +30,8 @@ class FieldResult(_Frozen):
         code: The code of the selected choice in the schema's own order; None in
             `labels`.
         flip_rate: Share of the orders of the choices whose own most likely choice
-            differs from `value`: 0 is stable. None when only one order was asked.
+            differs from `value`: 0 is stable. None when only one order was asked, and
+            for a field of one choice.
     """
 
     kind: FieldKind

@@ -155,7 +155,6 @@ def score(
         typer.Option(
             metavar="K",
             min=1,
-            max=32,
             help="Average K orders of the choices and tell how often they disagree.",
             rich_help_panel=_SCORER,
         ),

@@ -182,7 +182,7 @@ def test_foreign_keys_left_on_would_stop_the_rebuild(path, filled):
 def test_views_left_standing_would_stop_the_rebuild(path, filled, versions, monkeypatch):
     # The negative control of dropping them first.
     before = dump(path)
-    monkeypatch.setattr("weighbridge.db.migrate.drop_views", lambda _: {})
+    monkeypatch.setattr("weighbridge.db.migrate.drop_views", lambda *_: {})
     with pytest.raises(MigrationFailed, match="error in view"):
         upgrade_file(path, versions(REBUILD))
     assert dump(path) == before

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from weighbridge.db import (
+    MigrationFailed,
     StoreOutdated,
     mean_flip_rate,
     open_engine,
@@ -75,6 +76,28 @@ def test_an_old_store_has_none_of_what_was_added(old):
         open_engine(sqlite_url(old), readonly=True)
 
 
+@pytest.mark.parametrize("kind", ["VIEW stability AS SELECT 42 AS mine", "TABLE stability (mine)"])
+def test_a_name_that_the_user_has_taken_stops_the_upgrade(old, kind):
+    with closing(sqlite3.connect(old)) as connection:
+        connection.execute(f"CREATE {kind}")
+        connection.commit()
+    # Ours would replace it without a word.
+    with pytest.raises(MigrationFailed, match="of its own called stability") as caught:
+        open_engine(sqlite_url(old))
+    assert caught.value.hint
+    with closing(sqlite3.connect(old)) as connection:
+        found = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'stability'")
+        assert found.fetchall() == [(f"CREATE {kind}",)]
+        # Given another name, both are there.
+        connection.execute(f"DROP {kind.partition(' ')[0]} stability")
+        connection.execute(f"CREATE {kind.replace('stability', 'steady')}")
+        connection.commit()
+    open_engine(sqlite_url(old)).dispose()
+    with closing(sqlite3.connect(old)) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert {"stability", "steady"} <= names
+
+
 def test_a_store_of_the_first_version_keeps_every_row(old, make):
     with closing(sqlite3.connect(old)) as connection:
         found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -94,11 +117,13 @@ def test_a_store_of_the_first_version_keeps_every_row(old, make):
     assert mean_flip_rate(engine, 1) is None
     with closing(sqlite3.connect(old)) as connection:
         assert connection.execute("SELECT * FROM results").fetchall() == answers
-        stability = connection.execute("SELECT * FROM stability ORDER BY field").fetchall()
+        stability = connection.execute(
+            "SELECT field, flip_rate, permutations FROM stability ORDER BY field"
+        ).fetchall()
         assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == (
             known_versions()[-1],
         )
-    assert stability == [(1, field, 2, None, 1) for field in ("anger", "topic", "urgent")]
+    assert stability == [(name, None, 1) for name in ("anger", "topic", "urgent") for _ in range(2)]
     # The copy that was kept is the old store, whole.
     (copy,) = old.parent.glob("old.db.0001-*.backup")
     assert rows(copy, tables) == before

@@ -9,8 +9,8 @@ from mlx import nn
 
 from weighbridge.scorer.engine import Engine, Mode
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.heads import ROW_SETS, CandidateHead, candidate_rows
-from weighbridge.scorer.resident import HEAD_TOLERANCE
+from weighbridge.scorer.heads import ROWS_LIMIT_BYTES, CandidateHead, HeadCut, candidate_rows
+from weighbridge.scorer.resident import PROBE_TOLERANCE
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
@@ -18,6 +18,7 @@ CANDIDATES = (5, 96, 0, 41, 17)
 TOKENS = ((3, 1, 4, 1, 5), (9, 2, 6, 5, 3))
 LAST = [4, 2]
 PLAIN = [("affine", bits, 32) for bits in (2, 3, 4, 5, 6, 8)]
+TOLERANCE = PROBE_TOLERANCE["float32"]
 FLOATS = [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 
 
@@ -142,6 +143,11 @@ def looked_up(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.
     return logits - logits[..., -1:]
 
 
+def centred(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+    logits = plain.__call__(self, inputs, cache)
+    return logits - logits.mean(axis=-1, keepdims=True)
+
+
 @pytest.mark.parametrize("call", [capped, scaled, scaled_before])
 def test_caps_and_scales_are_applied(tiny, call):
     changes = {"tie_word_embeddings": call is not scaled_before}
@@ -152,25 +158,67 @@ def test_caps_and_scales_are_applied(tiny, call):
     plain = full_head(tiny.model(dtype="float32", **changes))
     # Left out, the difference would be plain to see.
     assert np.abs(plain - full).max() > 0.05
+    assert CandidateHead(model).check(TOLERANCE) is HeadCut.COLUMNS
+
+
+def uncut(model: Any, cut: HeadCut) -> None:
+    """Check that a head is left less cut, and right all the same."""
     head = CandidateHead(model)
-    assert head.check(HEAD_TOLERANCE) < 1e-5
-    assert head.cut
+    assert head.check(TOLERANCE) is cut
+    assert head.cut is cut
+    some = head.logits(mx.array(TOKENS), None, LAST, CANDIDATES)
+    np.testing.assert_allclose(some, full_head(model), rtol=0, atol=1e-5)
 
 
 def test_a_head_that_is_a_bare_product_is_read_whole(tiny):
-    # Nothing there to cut: all columns, then the ones asked for.
-    full, some = through_both(derived(tiny, bare_product))
-    np.testing.assert_allclose(some, full, rtol=0, atol=1e-6)
+    # Nothing there to cut: all columns at all positions, then the ones asked for.
+    uncut(derived(tiny, bare_product), HeadCut.NONE)
 
 
-def test_a_head_that_cannot_be_cut_is_left_whole(tiny):
-    model = derived(tiny, looked_up)
-    head = CandidateHead(model)
-    # The last candidate stands in for the last token of the vocabulary, and shows.
-    assert head.check(HEAD_TOLERANCE) > HEAD_TOLERANCE
-    assert not head.cut
-    some = head.logits(mx.array(TOKENS), None, LAST, CANDIDATES)
-    np.testing.assert_allclose(some, full_head(model), rtol=0, atol=1e-6)
+@pytest.mark.parametrize("call", [looked_up, centred])
+def test_logits_that_depend_on_the_others_need_all_columns(tiny, call):
+    # The last candidate stands in for the last token of the vocabulary, and shows; so does
+    # the mean over some columns instead of all. One position is enough.
+    uncut(derived(tiny, call), HeadCut.POSITIONS)
+
+
+def test_small_logits_are_compared_by_their_spread(tiny):
+    def faint(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        return centred(plain, self, inputs, cache) / 1000.0
+
+    # Differences of a thousandth are all these logits have; a fixed bound would not see them.
+    uncut(derived(tiny, faint), HeadCut.POSITIONS)
+
+
+def test_a_table_as_wide_as_the_vocabulary_is_no_head(tiny):
+    def sideways(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        del plain
+        hidden = self.model(inputs, cache)
+        # Used on its own, and again inside: two answers, one of them not the logits.
+        return self.lm_head(hidden) + self.other(hidden) * self.other(hidden).sum(-1)[..., None]
+
+    model = derived(tiny, sideways, tie_word_embeddings=False)
+    model.other = nn.Linear(64, 97, bias=False)
+    mx.eval(model.parameters())
+    uncut(model, HeadCut.POSITIONS)
+
+
+def test_a_model_that_reads_its_last_position_only_is_refused(tiny):
+    def last_only(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        return plain.__call__(self, inputs, cache)[:, -1:]
+
+    # Rows of unequal length are read at positions of their own.
+    with pytest.raises(CheckpointError, match="logits for each of 4 tokens"):
+        CandidateHead(derived(tiny, last_only))
+
+
+def test_logits_that_are_no_numbers_are_refused(tiny):
+    model = tiny.model(dtype="float32")
+    model.model.norm.weight = mx.full((64,), float("nan"))
+    # Told once, when the checkpoint is loaded, and not once for each document.
+    with pytest.raises(CheckpointError, match="must be finite numbers") as caught:
+        CandidateHead(model).check(TOLERANCE)
+    assert caught.value.hint
 
 
 def test_a_bias_is_added(tiny):
@@ -206,19 +254,33 @@ def test_a_model_without_logits_is_refused():
     assert caught.value.hint
 
 
-def test_rows_are_kept_for_some_sets_of_candidates(tiny):
+def test_rows_are_kept_up_to_a_size(tiny, monkeypatch):
+    monkeypatch.setattr("weighbridge.scorer.heads.ROWS_LIMIT_BYTES", 3 * 2 * 64 * 4)
     head = CandidateHead(tiny.model(dtype="float32"))
-    for first in range(ROW_SETS + 5):
-        head.logits(mx.array(TOKENS), None, LAST, (first, first + 1))
-    # A process that meets many schemas must not keep rows of all of them.
-    assert 1 <= len(head._rows) <= ROW_SETS
+    sets = [(first, first + 1) for first in range(5)]
+    for candidates in (*sets, sets[2]):
+        head.logits(mx.array(TOKENS), None, LAST, candidates)
+        assert head.rows_nbytes <= 3 * 2 * 64 * 4
+    # Two rows of 64 float32 numbers a set; three sets fit, the latest ones.
+    assert [candidates for _, candidates in head._rows] == [sets[3], sets[4], sets[2]]
+    assert ROWS_LIMIT_BYTES > 2**20
 
 
-def test_an_engine_that_goes_leaves_the_model_as_it_was(tiny):
+def test_a_model_keeps_no_reader(tiny):
+    import weakref
+
     model = tiny.model(dtype="float32")
     before = full_head(model)
-    engine = Engine(model)
-    engine.score(tiny.rows(8, [2, 3]))
-    del engine
-    # No reference from the model to its reader: weights go when the model goes.
+    heads = [CandidateHead(model), CandidateHead(model)]
+    # The latest one reads; the other is right as well, and computes all of it.
+    for some in [head.logits(mx.array(TOKENS), None, LAST, CANDIDATES) for head in heads]:
+        np.testing.assert_allclose(some, before, rtol=0, atol=1e-5)
+    assert type(model.model.embed_tokens).__mro__[1] is nn.Embedding
+    gone = [weakref.ref(head) for head in heads]
+    del heads
+    # At once, without the garbage collector: weights of gigabytes must not wait for it.
+    assert [each() for each in gone] == [None, None]
     np.testing.assert_array_equal(full_head(model), before)
+    weights = weakref.ref(model)
+    del model
+    assert weights() is None

@@ -50,7 +50,7 @@ def candidate_logits(
     if model["architecture"] == "qwen3_5":
         model = {**KERNEL, **model}
     made = tiny.model(dtype=stored or dtype, **model)
-    # What mlx-lm asks to choose its kernels is the default device, not the stream.
+    # mlx-lm asks the default device which kernels to use.
     before = mx.default_device()
     mx.set_default_device(device)
     try:
@@ -113,6 +113,22 @@ def test_modes_agree_on_metal(tiny, architecture, dtype):
     )
     # The bound that decides at load whether branching is used at all.
     assert max(relative(reference, other) for other in others) <= PROBE_TOLERANCE[dtype]
+
+
+@METAL
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_float64_computes_on_the_cpu_of_a_mac(tiny, tmp_path, architecture):
+    from weighbridge.scorer import ParallelScorer
+
+    folder = tiny.checkpoint(tmp_path / "exact", architecture=architecture)
+    exact, usual = ParallelScorer(folder, dtype="float64"), ParallelScorer(folder)
+    assert [each.backend.split()[0] for each in (exact, usual)] == ["cpu", "metal"]
+    one, two = (
+        each.score("The invoice was charged twice.", tiny.schema()) for each in (exact, usual)
+    )
+    for name, field in one.fields.items():
+        # Metal has no float64; asked for, it is another decision, with nearly the same answer.
+        assert max(abs(p - two.fields[name].scores[key]) for key, p in field.scores.items()) < 0.05
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

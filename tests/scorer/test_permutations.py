@@ -14,7 +14,7 @@ from weighbridge.scorer import ParallelScorer, Rejection, ScoreResult
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Mode
-from weighbridge.scorer.errors import DocumentError
+from weighbridge.scorer.errors import CheckpointError, DocumentError
 from weighbridge.scorer.permutations import average_orders
 from weighbridge.scorer.prompts import Layout, prompt_version
 from weighbridge.scorer.resident import resident_checkpoint
@@ -102,14 +102,25 @@ def test_average_by_hand():
             {"a": 3.0, "b": 0.0, "c": 1.0},
             # Named, not numbered: this order says its choices in another sequence.
             {"b": 2.0, "c": 1.0, "a": 0.0},
-            {"c": 2.5, "a": 1.5, "b": 2.0},
-            {"a": 3.5, "b": 0.0, "c": -0.5},
+            {"c": 2.5, "a": 3.0, "b": 4.0},
         ]
     )
-    # By hand: 8 / 4 for a, 4 / 4 for b and for c.
-    assert averaged.logits == (2.0, 1.0, 1.0)
-    # The mean says a; the orders say a, b, c, a.
-    assert averaged.flip_rate == 2 / 4
+    # By hand: 6 / 3 for a and for b, 4.5 / 3 for c; of equals the first.
+    assert averaged.logits == (2.0, 2.0, 1.5)
+    # The mean says a; the orders say a, b, b.
+    assert averaged.flip_rate == pytest.approx(2 / 3)
+
+
+def test_a_preference_for_a_place_cancels_whatever_the_number_of_orders():
+    # Three orders of a pair have one of them twice; this reader sees the first place only.
+    first, second = {"a": 2.0, "b": 0.0}, {"b": 2.0, "a": 0.0}
+    averaged = average_orders([first, first, second])
+    # Each rotation counts alike: a tie, and half of the rotations disagree with either answer.
+    assert averaged.logits == (1.0, 1.0)
+    assert averaged.flip_rate == 0.5
+    # Within a rotation the orders differ by the other fields, and are averaged as well.
+    mixed = average_orders([{"a": 3.0, "b": 0.0}, {"a": 1.0, "b": 0.0}, second])
+    assert mixed.logits == (1.0, 1.0)
 
 
 def test_a_tie_goes_to_the_first_of_the_schema():
@@ -126,7 +137,7 @@ def test_a_single_order_and_a_single_choice():
     assert math.copysign(1, alone.logits[1]) == -1
     # One order has nothing to disagree with; one choice nothing to disagree about.
     assert alone.flip_rate is None
-    assert average_orders([{"a": 1.0}] * 3).flip_rate == 0.0
+    assert average_orders([{"a": 1.0}] * 3).flip_rate is None
 
 
 def test_the_mean_does_not_depend_on_which_order_came_first():
@@ -200,8 +211,17 @@ def test_the_mean_of_scoring_each_order_by_hand(
         assert found.key.schema_sha256 == schema.sha256
         for field in schema.fields:
             answer = found.fields[field.name]
+            shown = [
+                schema.in_order(order, orders).field(field.name).keys for order in range(orders)
+            ]
+            alike = [
+                [each for each, keys in zip(by_hand, shown, strict=True) if keys == rotation]
+                for rotation in dict.fromkeys(shown)
+            ]
             mean = {
-                key: fmean(each.fields[field.name].logits[key] for each in by_hand)
+                key: fmean(
+                    fmean(each.fields[field.name].logits[key] for each in same) for same in alike
+                )
                 for key in field.keys
             }
             # Each order with its own label prior, averaged by name, in the schema's order.
@@ -209,8 +229,10 @@ def test_the_mean_of_scoring_each_order_by_hand(
             assert tuple(answer.logits) == tuple(answer.scores) == field.keys
             best = max(mean, key=mean.__getitem__)
             assert answer.value == field.choices[field.keys.index(best)]
-            flips = sum(each.output[field.name] != answer.value for each in by_hand)
-            assert answer.flip_rate == flips / orders
+            flips = fmean(
+                fmean(each.output[field.name] != answer.value for each in same) for same in alike
+            )
+            assert answer.flip_rate == pytest.approx(flips)
             # The code that the own order has for it.
             code = "ABCD"[field.keys.index(best)] if encoding == "codes" else None
             assert answer.code == code
@@ -271,7 +293,7 @@ def test_timings_are_those_of_all_orders(folder: Path, tiny: Any):
 def test_a_single_choice_never_flips(folder: Path, encoding: str):
     schema = Schema((Field("only", FieldKind.ENUM, "Which?", ("this one",)),))
     answer = scorer(folder, 4, encoding=encoding).score("x", schema).fields["only"]
-    assert (answer.value, answer.flip_rate, answer.margin) == ("this one", 0.0, None)
+    assert (answer.value, answer.flip_rate, answer.margin) == ("this one", None, None)
 
 
 MERGED = "!,"
@@ -297,9 +319,12 @@ def test_a_document_too_long_in_a_later_order_is_rejected(merging: Path):
     ]
     assert lengths[0] < lengths[1]
     tight = scorer(merging, 3, max_input_tokens=lengths[0])
+    resident_checkpoint(tight.info, dtype="float64").release()
     long, empty = tight.score_batch(["x", " "], schema)
     assert isinstance(long, Rejection)
     assert (long.code, f"got {lengths[1]} " in long.message) == ("document.too_long", True)
+    # Found before any order was computed, though the first one would have fitted.
+    assert not tight.model_loaded
     # The first reason counts, and no later order takes it away.
     assert isinstance(empty, Rejection)
     assert empty.code == "document.empty"
@@ -327,12 +352,15 @@ def test_no_number_in_a_later_order_rejects_the_document_by_field(merging: Path,
     on_mlx_thread(spoil)
     # Only the last of three orders says "red!, blue or green".
     schema = Schema((Field("pick", FieldKind.ENUM, "Which?", ("blue", "green", "red!")),))
-    (found,) = ParallelScorer(broken, permutations=3).score_batch(["x"], schema)
+    (found,) = ParallelScorer(broken, permutations=3, encoding="codes").score_batch(["x"], schema)
     assert isinstance(found, Rejection)
     assert found.code == "document.not_finite"
     assert "field 'pick'" in found.message
     # The negative control: the own order does not say it.
-    assert ParallelScorer(broken).score("x", schema).output
+    assert ParallelScorer(broken, encoding="codes").score("x", schema).output
+    # In `labels` the texts of the schema itself come first: no document is to blame.
+    with pytest.raises(CheckpointError, match="label prior of field 'pick' must be finite"):
+        ParallelScorer(broken, permutations=3).score("x", schema)
 
 
 def test_every_number_of_orders_has_its_own_version():

@@ -315,24 +315,43 @@ def test_schema_prefix_stays_between_documents(folder, tiny):
     )
 
 
-def test_weights_that_are_no_numbers_reject_the_document(tiny, tmp_path, caplog):
-    folder = tiny.checkpoint(tmp_path / "nan")
+def spoil(folder: Path, name: str, row: int | None = None) -> None:
+    """Make a weight of a checkpoint, or one row of it, not a number."""
 
-    def spoil() -> None:
+    def write() -> None:
         import mlx.core as mx
 
         path = str(folder / "model.safetensors")
         arrays: Any = mx.load(path)
-        width = arrays["model.norm.weight"].shape
-        mx.save_safetensors(path, {**arrays, "model.norm.weight": mx.full(width, float("nan"))})
+        weight = arrays[name]
+        if row is None:
+            weight = mx.full(weight.shape, float("nan"))
+        else:
+            weight[row] = float("nan")
+        mx.save_safetensors(path, {**arrays, name: weight})
 
-    on_mlx_thread(spoil)
-    (found,) = ParallelScorer(folder).score_batch([TEXT], tiny.schema("urgent"))
+    on_mlx_thread(write)
+
+
+def test_a_token_that_gives_no_numbers_rejects_its_document(folder, tiny):
+    chat = resident_checkpoint(inspect_checkpoint(folder)).chat
+    (token,) = chat.encode("Q")
+    spoil(folder, "model.embed_tokens.weight", token)
+    good, bad = ParallelScorer(folder).score_batch([TEXT, "Queen"], tiny.schema("urgent"))
     # NaN must not get into the store, where it would be an answer.
-    assert not isinstance(found, ScoreResult)
-    assert found.code == "document.not_finite"
-    assert "'urgent'" in found.message
-    assert "recomputing" in caplog.text
+    assert isinstance(good, ScoreResult)
+    assert not isinstance(bad, ScoreResult)
+    assert bad.code == "document.not_finite"
+    assert "field 'urgent' must be finite numbers, and 2 of 2 are not" in bad.message
+
+
+def test_weights_that_are_no_numbers_are_refused(folder, tiny):
+    spoil(folder, "model.norm.weight")
+    scorer = ParallelScorer(folder)
+    # Once, and not as a fault of each document.
+    with pytest.raises(CheckpointError, match="logits of a plain prompt must be finite"):
+        scorer.score(TEXT, tiny.schema("urgent"))
+    assert not scorer.model_loaded
 
 
 def test_tolerances_cover_the_compute_dtypes():
