@@ -48,7 +48,7 @@ def test_the_flip_rate_is_told_at_the_end(capsys: pytest.CaptureFixture[str]):
     outcome = json.loads(capsys.readouterr().out)
     assert (outcome["scored"], outcome["reused"], outcome["permutations"]) == (0, 3, 2)
     assert f"{outcome['flip_rate']:.2f}" == told[1]
-    sql = "select field, answers, permutations from stability"
+    sql = "select field, count(*) as answers, permutations from stability group by run_id"
     assert main(["query", sql, "--json"]) == 0
     row = {"field": "sentiment", "answers": 3, "permutations": 2}
     assert json.loads(capsys.readouterr().out) == [row, row]
