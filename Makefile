@@ -2,7 +2,7 @@
 # Kept to what GNU make 3.81 (macOS) understands.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench wheel clean
+.PHONY: help demo test check format docs bench wheel clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 help:
 	@echo 'make demo    score sample documents with a real local model and show the answers'
 	@echo 'make test    run the tests'
-	@echo 'make check   format, lint and types'
+	@echo 'make check   format, lint and types, and whether docs/ is what the command line says'
+	@echo 'make docs    write docs/commands.md and the tables of README.md from the command line'
 	@echo 'make bench   measure speed and accuracy'
 	@echo 'make wheel   build the wheel, install it in a clean environment, import every module'
 
@@ -34,6 +35,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/python docs/generate.py --check
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/generate.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
@@ -41,6 +46,9 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/weighbridge checkpoint demo
+	$(BIN)/python benchmarks/cli.py
+	$(BIN)/python benchmarks/store.py --documents 12500
+	$(BIN)/python benchmarks/sources.py --megabytes 50
 	$(BIN)/python benchmarks/modes.py
 	$(BIN)/python benchmarks/scenarios.py
 	$(BIN)/python benchmarks/tickets.py

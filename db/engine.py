@@ -128,6 +128,19 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def connect_to_delete(path: Path) -> sqlite3.Connection:
+    """Open the file to delete rows so that their bytes are overwritten.
+
+    Foreign keys are not enforced: for each answer SQLite would read a whole table that has
+    no index for the question. Who deletes here deletes children first, in one transaction.
+    """
+    connection = _connect(path.as_uri())
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")
+    return connection
+
+
 @contextmanager
 def translated(engine: Engine) -> Generator[None]:
     """Turn database errors into ours; parameters (documents) never reach the text."""
@@ -136,6 +149,12 @@ def translated(engine: Engine) -> Generator[None]:
     except DBAPIError as error:
         place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.host
         raise translate(error.orig, place or "the database") from error
+    except UnicodeEncodeError as error:
+        # What is written is spelt so that it can be kept; this is something looked for.
+        raise StoreError(
+            "what is looked for must be text in UTF-8, and what came is not",
+            hint="see which encoding the terminal or the calling program uses",
+        ) from error
 
 
 def translate(error: BaseException | None, place: str) -> StoreError:
@@ -261,11 +280,11 @@ def _require_readable(path: Path) -> None:
 
 
 def _require_place(path: Path) -> None:
+    require_local(path)  # first: it refuses what cannot be a path at all
     if path.is_dir():
         raise StoreUnavailable(
             f"a store must be a file, got the folder {path}", hint=f"name one: {path / 'store.db'}"
         )
-    require_local(path)
 
 
 def _no_access(path: Path, reason: str) -> StoreUnavailable:

@@ -9,6 +9,8 @@ StoreError
 ├── MigrationFailed    an upgrade was taken back; the file is as it was
 ├── RecordRefused      values that must not be recorded
 ├── RunRefused         a run that is not there, is closed, or belongs to another process
+├── NoSuchDocument     an id that no record has
+├── BackupFailed       a copy that could not be made, or must not replace what is there
 ├── QueryRefused       typed SQL that cannot be run
 └── ExportRefused      a file that answers cannot be written to
 """
@@ -48,6 +50,14 @@ class StoreBusy(StoreError):  # noqa: N818
 
 class MigrationFailed(StoreError):  # noqa: N818
     """An upgrade failed and was rolled back."""
+
+
+class NoSuchDocument(StoreError):  # noqa: N818
+    """No record of the store has the id."""
+
+
+class BackupFailed(StoreError):  # noqa: N818
+    """A backup could not be written, or must not be written there."""
 
 
 class RecordRefused(StoreError):  # noqa: N818

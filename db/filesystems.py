@@ -69,9 +69,20 @@ def require_local(path: Path) -> None:
     """Refuse a path on a file system that SQLite's WAL cannot work on.
 
     Raises:
-        StoreUnavailable: The path lies on a network or host-shared file system.
+        StoreUnavailable: The path lies on a network or host-shared file system, or leads
+            nowhere.
     """
-    mount = mount_of(path.resolve(), _mounts())
+    try:
+        resolved = path.resolve()
+        path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a NUL, too long
+        reason = getattr(error, "strerror", None) or error
+        raise StoreUnavailable(
+            f"a store must be at a path that leads to a file, got {str(path)!r:.200}:"
+            f" {reason!s:.200}",
+            hint="name another path",
+        ) from error
+    mount = mount_of(resolved, _mounts())
     if mount is not None and not mount.local:
         raise StoreUnavailable(
             f"a store must be on a local disk, got {path} on {mount.point} ({mount.kind})",

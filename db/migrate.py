@@ -25,6 +25,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from weighbridge.db.errors import MigrationFailed, NotAStore, StoreBusy, StoreError, StoreTooNew
+from weighbridge.db.schema_views import create_schema_views
 from weighbridge.db.tables import METADATA
 from weighbridge.db.views import create_views, drop_views
 
@@ -124,6 +125,7 @@ def upgrade_file(path: Path, versions: Sequence[Path] = (PACKAGE_VERSIONS,)) -> 
             kept = drop_views(connection, before)
             _run_migrations(connection, versions)
             create_views(connection, kept)
+            create_schema_views(connection)
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
             _check_foreign_keys(connection)
     finally:
@@ -154,14 +156,20 @@ def copy_store(path: Path, label: str) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     copy = path.with_name(f"{path.name}.{label}-{stamp}.backup")
     partial = path.with_name(f"{path.name}.backup-partial")
-    partial.unlink(missing_ok=True)
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as target:
-        source.backup(target)
-        # The log's mode is copied too; as one plain file the copy can be moved about.
-        target.execute("PRAGMA journal_mode=DELETE")
+    copy_database(path, partial)
     partial.replace(copy)
     return copy
+
+
+def copy_database(path: Path, target: Path) -> None:
+    """Copy a store that may be in use to one plain file that only its owner can read."""
+    target.unlink(missing_ok=True)
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    # All pages in one step: one snapshot, and no writer waits for it.
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+        # The log's mode is copied too; as one plain file the copy can be moved about.
+        copy.execute("PRAGMA journal_mode=DELETE")
 
 
 def _peek(path: Path) -> str | None:

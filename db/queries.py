@@ -1,270 +1,121 @@
-"""The reading side: what commands and tasks ask a store. Takes readers and writers alike."""
+"""The reading side: what commands and tasks ask a store. Takes readers and writers alike.
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, TypedDict
+The names of several files, gathered: `run_queries`, `fields`, `answers`, `details`, `diff`
+and `typed_sql`.
+"""
 
-from sqlalchemy import Connection, Engine, func, select
-
-from weighbridge.db import tables
-from weighbridge.db.engine import reading
-from weighbridge.db.errors import RunRefused
-from weighbridge.db.records import RunSummary
-from weighbridge.db.run_rows import no_such_run
+from weighbridge.db.answers import (
+    RESULT_TYPES,
+    AnswerOrder,
+    AnswerPage,
+    ResultRow,
+    count_answers,
+    count_wide,
+    reading_answers,
+    reading_wide,
+    results,
+)
+from weighbridge.db.details import (
+    AnswerDetails,
+    ChoiceDetails,
+    ItemDetails,
+    RunDetails,
+    count_items,
+    document_items,
+    item_details,
+    run_details,
+    run_fields,
+    schema_view,
+)
+from weighbridge.db.diff import (
+    ChangedAnswer,
+    FieldPairs,
+    PairedField,
+    Pairing,
+    UnpairedDocument,
+    count_pairs,
+    pair_runs,
+    reading_expected,
+    reading_pairs,
+    unpaired_documents,
+)
+from weighbridge.db.fields import RunField
+from weighbridge.db.filters import AnswerFilter
+from weighbridge.db.metadata import column_types
+from weighbridge.db.rescaled import reading_rescaled
+from weighbridge.db.run_queries import (
+    FieldValue,
+    RejectedRow,
+    RunFilter,
+    answer_distribution,
+    batches,
+    count_runs,
+    existing_run,
+    latest_run_id,
+    mean_flip_rate,
+    rejected,
+    rejected_codes,
+    require_run,
+    run_summary,
+    runs,
+    summarise,
+)
+from weighbridge.db.schema_views import SchemaView
 from weighbridge.db.typed_sql import SqlRows, run_sql
-from weighbridge.db.views import results_statement
+from weighbridge.db.wide import ITEM_TYPES, WideColumns
 
 __all__ = [
+    "ITEM_TYPES",
+    "RESULT_TYPES",
+    "AnswerDetails",
+    "AnswerFilter",
+    "AnswerOrder",
+    "AnswerPage",
+    "ChangedAnswer",
+    "ChoiceDetails",
+    "FieldPairs",
     "FieldValue",
+    "ItemDetails",
+    "PairedField",
+    "Pairing",
     "RejectedRow",
     "ResultRow",
+    "RunDetails",
+    "RunField",
+    "RunFilter",
+    "SchemaView",
     "SqlRows",
+    "UnpairedDocument",
+    "WideColumns",
     "answer_distribution",
     "batches",
+    "column_types",
+    "count_answers",
+    "count_items",
+    "count_pairs",
+    "count_runs",
+    "count_wide",
+    "document_items",
     "existing_run",
+    "item_details",
     "latest_run_id",
     "mean_flip_rate",
+    "pair_runs",
+    "reading_answers",
+    "reading_expected",
+    "reading_pairs",
+    "reading_rescaled",
+    "reading_wide",
     "rejected",
     "rejected_codes",
+    "require_run",
     "results",
+    "run_details",
+    "run_fields",
     "run_sql",
     "run_summary",
     "runs",
+    "schema_view",
     "summarise",
+    "unpaired_documents",
 ]
-
-_RUN = tables.table(tables.Run)
-_ITEM = tables.table(tables.Item)
-_BATCH = tables.table(tables.Batch)
-_ANSWER = tables.table(tables.Answer)
-_ANSWER_P = tables.table(tables.AnswerProbability)
-_CHECKPOINT = tables.table(tables.Checkpoint)
-_COPIED = (
-    *("flow_run_id", "name", "status", "message", "host", "pid", "started_at", "finished_at"),
-    *("documents", "scored", "reused", "rejected", "wasted"),
-    *("temperature", "temperature_kind", "temperature_source", "documents_source"),
-    *("mode", "layout", "encoding", "contract", "dtype", "backend", "rescore", "permutations"),
-)
-
-
-class ResultRow(TypedDict):
-    """One answered field of one item, as in the view `results`."""
-
-    run_id: int
-    position: int
-    external_id: str | None
-    document_id: int
-    field: str
-    kind: str
-    value: str
-    probability: float
-    margin: float | None
-    expected_value: float | None
-    temperature: float
-    checkpoint: str
-    schema: str
-
-
-class RejectedRow(TypedDict):
-    """One record that was not scored, and why."""
-
-    position: int
-    line: int | None
-    external_id: str | None
-    code: str
-    message: str
-
-
-@dataclass(frozen=True)
-class FieldValue:
-    """How often a field had a value in a run, and its mean probability there."""
-
-    field: str
-    kind: str
-    value: str
-    count: int
-    mean_probability: float
-
-
-def runs(engine: Engine, limit: int | None = None) -> list[RunSummary]:
-    """List runs, the newest first."""
-    with reading(engine) as connection:
-        statement = _summaries().order_by(_RUN.c.id.desc()).limit(limit)
-        return [_summary(row) for row in connection.execute(statement)]
-
-
-def run_summary(engine: Engine, run_id: int) -> RunSummary:
-    """Give a run as it stands.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        return summarise(connection, run_id)
-
-
-def summarise(connection: Connection, run_id: int) -> RunSummary:
-    """Give a run as it stands, within a transaction.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    row = connection.execute(_summaries().where(_RUN.c.id == run_id)).one_or_none()
-    if row is None:
-        raise no_such_run(run_id)
-    return _summary(row)
-
-
-def latest_run_id(engine: Engine) -> int | None:
-    """Give the newest run; None when there is none."""
-    with reading(engine) as connection:
-        return connection.execute(select(func.max(_RUN.c.id))).scalar_one()
-
-
-def existing_run(engine: Engine, run_id: int | None = None) -> int:
-    """Give the id of a run that is there; None asks for the newest.
-
-    Raises:
-        RunRefused: There is no such run, or none at all.
-    """
-    with reading(engine) as connection:
-        return _existing_run(connection, run_id)
-
-
-def results(
-    engine: Engine,
-    run_id: int | None = None,
-    *,
-    uncertain: bool = False,
-    limit: int | None = None,
-) -> list[ResultRow]:
-    """Give answers, in the order of documents and fields.
-
-    Args:
-        engine: A store.
-        run_id: A run; None is the newest.
-        uncertain: Order by probability instead, the least certain first.
-        limit: At most so many.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        run = _existing_run(connection, run_id)
-        statement = results_statement().where(_ITEM.c.run_id == run)
-        order = [_ITEM.c.position, _ANSWER_P.c.field_position]
-        if uncertain:
-            order = [_ANSWER_P.c.probability, *order]
-        rows = connection.execute(statement.order_by(*order).limit(limit)).mappings()
-        return [ResultRow(**row) for row in rows]
-
-
-def rejected(engine: Engine, run_id: int | None = None) -> list[RejectedRow]:
-    """Give what a run (None: the newest) rejected, in the order of the source.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        run = _existing_run(connection, run_id)
-        columns = (_ITEM.c[name] for name in RejectedRow.__annotations__)
-        statement = select(*columns).where(_ITEM.c.run_id == run, _ITEM.c.status == "rejected")
-        rows = connection.execute(statement.order_by(_ITEM.c.position)).mappings()
-        return [RejectedRow(**row) for row in rows]
-
-
-def rejected_codes(engine: Engine, run_id: int | None = None) -> dict[str, int]:
-    """Count a run's rejections by code, the most frequent first.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        run = _existing_run(connection, run_id)
-        rows = connection.execute(
-            select(_ITEM.c.code, func.count())
-            .where(_ITEM.c.run_id == run, _ITEM.c.status == "rejected")
-            .group_by(_ITEM.c.code)
-            .order_by(func.count().desc(), _ITEM.c.code)
-        )
-        return {str(code): int(count) for code, count in rows}
-
-
-def answer_distribution(engine: Engine, run_id: int | None = None) -> list[FieldValue]:
-    """Count a run's answers by field and value, fields in order, frequent values first.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        run = _existing_run(connection, run_id)
-        key = (_ANSWER_P.c.field, _ANSWER.c.kind, _ANSWER.c.value)
-        statement = (
-            results_statement()
-            .with_only_columns(
-                *key,
-                func.count().label("count"),
-                func.avg(_ANSWER_P.c.probability).label("mean_probability"),
-            )
-            .where(_ITEM.c.run_id == run)
-            .group_by(*key)
-            .order_by(func.min(_ANSWER_P.c.field_position), func.count().desc(), _ANSWER.c.value)
-        )
-        return [FieldValue(**row) for row in connection.execute(statement).mappings()]
-
-
-def mean_flip_rate(engine: Engine, run_id: int | None = None) -> float | None:
-    """Give the mean flip rate of a run's answers, None when none of them has one.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        run = _existing_run(connection, run_id)
-        statement = (
-            select(func.avg(_ANSWER.c.flip_rate))
-            .join(_ITEM, _ITEM.c.decision_id == _ANSWER.c.decision_id)
-            .where(_ITEM.c.run_id == run)
-        )
-        return connection.execute(statement).scalar_one()
-
-
-def batches(engine: Engine, run_id: int | None = None) -> list[dict[str, Any]]:
-    """Give a run's batches with their counts and timings, in the order they were recorded.
-
-    Raises:
-        RunRefused: There is no such run.
-    """
-    with reading(engine) as connection:
-        run = _existing_run(connection, run_id)
-        statement = select(_BATCH).where(_BATCH.c.run_id == run).order_by(_BATCH.c.id)
-        return [dict(row) for row in connection.execute(statement).mappings()]
-
-
-def _existing_run(connection: Connection, run_id: int | None) -> int:
-    statement = select(func.max(_RUN.c.id))
-    if run_id is not None:
-        statement = statement.where(_RUN.c.id == run_id)
-    found = connection.execute(statement).scalar_one()
-    if found is not None:
-        return int(found)
-    if run_id is not None:
-        raise no_such_run(run_id)
-    raise RunRefused(
-        "a store must have a run before it can be asked about one, and there is no run yet",
-        hint="weighbridge score makes one",
-    )
-
-
-def _summaries() -> Any:
-    columns = [_RUN.c[name] for name in _COPIED]
-    names = (_RUN.c.schema_name.label("schema"), _CHECKPOINT.c.name.label("checkpoint"))
-    return select(_RUN.c.id.label("run_id"), *columns, *names).join(
-        _CHECKPOINT, _CHECKPOINT.c.id == _RUN.c.checkpoint_id
-    )
-
-
-def _summary(row: Any) -> RunSummary:
-    values = dict(row._mapping)
-    end = values["finished_at"] or datetime.now(UTC)
-    return RunSummary(seconds=(end - values["started_at"]).total_seconds(), **values)

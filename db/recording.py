@@ -273,13 +273,13 @@ def _write_items(
             "position": item.position,
             "batch_id": batch_id,
             "line": item.line,
-            "external_id": _storable(item.external_id),
+            "external_id": storable(item.external_id),
             "metadata": None if item.metadata is None else _plain(item.metadata),
             "document_id": documents[item.document.sha256] if item.document else None,
             "status": standing.status,
             "wasted": standing.wasted,
             "code": item.code,
-            "message": _storable(item.message),
+            "message": storable(item.message),
             "decision_id": decided[standing.sha256] if standing.sha256 else None,
         }
         for standing in standings
@@ -289,10 +289,10 @@ def _write_items(
 
 
 def _is_storable(text: str | None) -> bool:
-    return text is not None and _storable(text) == text
+    return text is not None and storable(text) == text
 
 
-def _storable(text: str | None) -> str | None:
+def storable(text: str | None) -> str | None:
     """Spell out what a database cannot hold (lone surrogates, NUL), so that rejections keep."""
     if text is None:
         return None
@@ -307,10 +307,10 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
-        return {str(_storable(str(key))): _plain(entry) for key, entry in pairs}
+        return {str(storable(str(key))): _plain(entry) for key, entry in pairs}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in cast("Sequence[Any]", value)]
-    return _storable(str(value))
+    return storable(str(value))
 
 
 def _chunks(values: Sequence[_T]) -> list[Sequence[_T]]:

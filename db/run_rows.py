@@ -141,14 +141,18 @@ def close(
 
 def sweep(connection: Connection, host: str, now: datetime) -> None:
     """Close the runs of a host whose process is gone, and give their claims back."""
+    if gone := abandoned(connection, host):
+        close(connection, gone, "crashed", "its process ended without closing the run", now)
+
+
+def abandoned(connection: Connection, host: str) -> list[int]:
+    """List the runs that stand as running, and whose process on this host is gone."""
     running = connection.execute(
         select(_RUN.c.id, _RUN.c.pid, func.coalesce(_RUN.c.resumed_at, _RUN.c.started_at))
         .where(_RUN.c.status == "running", _RUN.c.host == host)
         .order_by(_RUN.c.id)
     ).all()
-    crashed = [run_id for run_id, pid, since in running if not process_is_alive(pid, since)]
-    if crashed:
-        close(connection, crashed, "crashed", "its process ended without closing the run", now)
+    return [run_id for run_id, pid, since in running if not process_is_alive(pid, since)]
 
 
 def count_items(connection: Connection, run_id: int) -> dict[str, int]:

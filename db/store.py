@@ -11,7 +11,6 @@ from weighbridge.db import tables
 from weighbridge.db.claims import grant
 from weighbridge.db.engine import reading, writing
 from weighbridge.db.errors import RecordRefused
-from weighbridge.db.queries import summarise
 from weighbridge.db.recording import record
 from weighbridge.db.records import (
     BatchOutcome,
@@ -22,7 +21,9 @@ from weighbridge.db.records import (
     RunSummary,
     require_recordable,
 )
+from weighbridge.db.run_queries import summarise
 from weighbridge.db.run_rows import begin, close, count_items, decisions, open_run, sweep
+from weighbridge.db.schema_views import ensure_schema_view
 
 CLAIM_SECONDS: Final = 900.0
 _ITEM = tables.table(tables.Item)
@@ -54,6 +55,8 @@ class Store:
         self._claim_time = timedelta(seconds=claim_seconds)
         self._clock = clock
         self._begun: dict[int, tuple[str, int]] = {}
+        # Runs whose schema is known to have its view.
+        self._viewed: set[int] = set()
 
     def begin_run(self, start: RunStart) -> RunHandle:
         """Begin a run, or continue the one that an earlier attempt of the flow run began.
@@ -141,7 +144,13 @@ class Store:
         require_recordable(batch)
         with writing(self._engine) as connection:
             run = open_run(connection, run_id, self._begun.get(run_id))
-            return record(connection, run, batch, self._clock())
+            outcome = record(connection, run, batch, self._clock())
+            answered = bool(outcome.scored or outcome.reused) and run_id not in self._viewed
+            if answered:
+                ensure_schema_view(connection, run_id)
+        if answered:
+            self._viewed.add(run_id)
+        return outcome
 
     def finish_run(
         self,

@@ -239,12 +239,12 @@ class Item(StoreTable, table=True):
     position: int = Field(primary_key=True)
     batch_id: int = Field(foreign_key="batch.id")
     line: int | None = None
-    external_id: str | None = None
+    external_id: str | None = Field(default=None, index=True)
     # `metadata` is taken by the class itself, not by the table.
     columns: dict[str, Any] | None = Field(
         default=None, sa_type=JSON(none_as_null=True), sa_column_kwargs={"name": "metadata"}
     )
-    document_id: int | None = Field(default=None, foreign_key="document.id")
+    document_id: int | None = Field(default=None, foreign_key="document.id", index=True)
     status: str
     wasted: bool = False
     code: str | None = None

@@ -55,7 +55,7 @@ def run_sql(engine: Engine, sql: str, *, seconds: float = SECONDS) -> SqlRows:
     deadline = time.monotonic() + seconds
     try:
         with closing(connect_readonly(path)) as connection:
-            connection.set_authorizer(_authorize)
+            connection.set_authorizer(authorize_reading)
             connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
             return _fetch(connection, sql)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:
@@ -64,7 +64,7 @@ def run_sql(engine: Engine, sql: str, *, seconds: float = SECONDS) -> SqlRows:
         ) from error
     except sqlite3.DatabaseError as error:
         name = getattr(error, "sqlite_errorname", "")
-        # SQLite gives a refusal of _authorize several error codes and wordings.
+        # SQLite gives a refusal of the authorizer several error codes and wordings.
         if name == "SQLITE_AUTH" or "not authorized" in str(error):
             raise QueryRefused("typed SQL must only read, and this does something else") from error
         if name in _REFUSED:
@@ -87,9 +87,10 @@ def _fetch(connection: sqlite3.Connection, sql: str) -> SqlRows:
     return SqlRows(columns, cursor.fetchall())
 
 
-def _authorize(
+def authorize_reading(
     action: int, argument: str | None, function: str | None, _database: str | None, _via: str | None
 ) -> int:
+    """Allow what reads, as an authorizer of sqlite3."""
     # ATTACH would open other files, writable ones too, past mode=ro; hence an allow-list.
     if action in _READING and function != "load_extension":
         return sqlite3.SQLITE_OK

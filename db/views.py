@@ -4,6 +4,7 @@ Plain joins on materialised probabilities, at the temperature of the run itself.
 migration runner drops every view before it changes a table and creates these anew.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,9 @@ VIEWS_SINCE = MappingProxyType(
 )
 """The version that brought each of our views."""
 
+SCHEMA_VIEW = re.compile(r"^CREATE VIEW \S+ AS /\* weighbridge: schema (\d+) \*/")
+"""The beginning of the view of a schema (`schema_views`), which tells it from a user's own."""
+
 _RUN = tables.table(tables.Run)
 _ITEM = tables.table(tables.Item)
 _ANSWER = tables.table(tables.Answer)
@@ -27,14 +31,20 @@ _ANSWER_P = tables.table(tables.AnswerProbability)
 _CHOICE_P = tables.table(tables.ChoiceProbability)
 
 
-def results_statement() -> Select[*tuple[Any, ...]]:
-    """One row per answered field of each item; booleans as `true`/`false`, scores as level."""
+def results_statement(*, by_item: bool = False) -> Select[*tuple[Any, ...]]:
+    """One row per answered field of each item; booleans as `true`/`false`, scores as level.
+
+    Args:
+        by_item: Start from the items, in their order, rather than from the index on
+            probabilities: what is first in the run comes without looking at the rest.
+    """
+    scaling = scaling_by_item() if by_item else _RUN.c.scaling_id
     source = (
         _ITEM.join(_RUN, _RUN.c.id == _ITEM.c.run_id)
         .join(
             _ANSWER_P,
             and_(
-                _ANSWER_P.c.scaling_id == _RUN.c.scaling_id,
+                _ANSWER_P.c.scaling_id == scaling,
                 _ANSWER_P.c.decision_id == _ITEM.c.decision_id,
             ),
         )
@@ -64,6 +74,16 @@ def results_statement() -> Select[*tuple[Any, ...]]:
         _RUN.c.schema_name.label("schema"),
     ]
     return select(*columns).select_from(source)
+
+
+def scaling_by_item() -> ColumnElement[int]:
+    """Give the scaling of an item's run, so that answers are only found by way of items.
+
+    Without statistics SQLite takes all answers of a scaling for no more than the items of a
+    run, starts from them, and sorts a million answers for the first fifty. What depends on
+    the item it cannot look up before it has the item.
+    """
+    return _RUN.c.scaling_id + 0 * _ITEM.c.position
 
 
 def choice_probabilities_statement() -> Select[*tuple[Any, ...]]:
@@ -161,8 +181,10 @@ def drop_views(connection: Connection, version: str | None) -> dict[str, str]:
     kept: dict[str, str] = {}
     preparer = connection.dialect.identifier_preparer
     for name in names:
-        if name not in ours:
-            kept[name] = inspector.get_view_definition(name)
+        definition = inspector.get_view_definition(name)
+        # The views of schemas are made anew too, from the answers.
+        if name not in ours and not SCHEMA_VIEW.match(definition):
+            kept[name] = definition
         connection.execute(text(f"DROP VIEW {preparer.quote(name)}"))
     return kept
 

@@ -20,6 +20,8 @@ from rich.text import Text
 from weighbridge.deployments.console import print_note, progress_console
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weighbridge.flows.progress import Listener, Progress
 
 LINE_SECONDS = 10.0
@@ -62,6 +64,40 @@ def progress_bar() -> Generator["Listener"]:
             )
 
         yield show
+
+
+@contextmanager
+def counting(what: str) -> Generator["Callable[[int], None]"]:
+    """Give a function to be told how many documents were done, when nobody knows of how many.
+
+    Args:
+        what: What is done to them, behind "documents".
+    """
+    console = progress_console()
+    if not console.is_terminal:
+        yield _CountLines(what)
+        return
+    with Bar(
+        SpinnerColumn(), TextColumn("{task.description}"), _Rate(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done: bar.update(
+            task, description=f"{done:,} documents {what}", completed=done
+        )
+
+
+class _CountLines:
+    """Prints a line now and then, for logs."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._printed = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            print_note(f"{done} documents {self._what}")
 
 
 class _Lines:

@@ -47,7 +47,10 @@ def print_answers_side_by_side(
         if position not in rows:
             if len(rows) == documents:
                 break
-            rows[position] = {"id": answer["external_id"], "text": _beginning(texts[position])}
+            rows[position] = {
+                "id": answer["external_id"],
+                "text": beginning(texts[position], _TEXT_WIDTH),
+            }
         rows[position][answer["field"]] = f"{answer['value']} {answer['probability']:.2f}"
     fields = dict.fromkeys(answer["field"] for answer in answers)
     print_table([Column(name) for name in ("id", "text", *fields)], rows.values())
@@ -95,9 +98,11 @@ def print_closing(outcome: Mapping[str, Any]) -> None:
     print_note(f"kept in {outcome['database']}")
 
 
-def _beginning(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _TEXT_WIDTH else f"{line[: _TEXT_WIDTH - 1]}…"
+def beginning(text: str, width: int) -> str:
+    """Give the beginning of a text as one line, with `…` where something is left out."""
+    # Cut before it is split: a text may be large.
+    line = " ".join(text[: width * 8].split())
+    return line if len(line) <= width and len(text) <= width * 8 else f"{line[: width - 1]}…"
 
 
 def _share(share: float) -> str:

@@ -15,13 +15,19 @@ from weighbridge.db.queries import mean_flip_rate
 from weighbridge.flows.artifacts import ProgressArtifact, publish_summary
 from weighbridge.flows.progress import Progress, report
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS
+from weighbridge.tasks.errors import SourceError
 from weighbridge.tasks.planning import Batch
+from weighbridge.tasks.questions import names_model
 from weighbridge.tasks.recording import Run, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
-from weighbridge.tasks.scoring import ScorerSpec, score_batch
+from weighbridge.tasks.scorers import ScorerSpec
+from weighbridge.tasks.scoring import score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document, read_documents
+from weighbridge.tasks.sql_source import is_url, require_no_password
 from weighbridge.tasks.temperature import resolve_temperature
+
+_QUERY_KEPT = 200
 
 
 class ScoreRequest(BaseModel):
@@ -29,9 +35,19 @@ class ScoreRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    documents: str = Field(description="Path of a JSONL or CSV file on the machine that scores.")
+    documents: str = Field(
+        description="What holds the documents, on the machine that scores: a JSONL, JSON, CSV, TSV "
+        "or Parquet file; a folder or glob of text files; with a query a SQLite file, or a "
+        "database URL without a password."
+    )
     schema_: str = Field(
-        alias="schema", description="Path of a schema file, or the schema itself as JSON."
+        alias="schema",
+        description="Path of a schema file, the schema itself as JSON, or a Pydantic model on the "
+        "machine that scores, as module:Class.",
+    )
+    schema_name: str | None = Field(
+        default=None,
+        description="What people call the schema; empty takes the name of its file or class.",
     )
     checkpoint: str | None = Field(
         default=None, description="Checkpoint folder; empty takes the setting, else the embedded."
@@ -81,10 +97,16 @@ class ScoreRequest(BaseModel):
         default=None, ge=0, le=10**12, description="Score only so many documents."
     )
     store_text: bool = Field(default=True, description="Keep texts and metadata in the store.")
-    text_field: str = Field(default="text", description="Column that holds the text.")
+    text_field: str = Field(
+        default="text",
+        description=r"Column that holds the text, or a template such as {subject}\n\n{body}.",
+    )
     id_field: str = Field(default="id", description="Column that holds the document's own id.")
-    format: Literal["jsonl", "csv"] | None = Field(
-        default=None, description="Format of the documents; empty goes by the file name."
+    format: Literal["jsonl", "json", "csv", "tsv", "parquet", "text", "sql"] | None = Field(
+        default=None, description="Format of the documents; empty goes by name and content."
+    )
+    query: str | None = Field(
+        default=None, description="A SQL statement whose rows are the documents."
     )
     database: str | None = Field(
         default=None, description="Path of the store; empty takes the setting."
@@ -98,6 +120,16 @@ class ScoreRequest(BaseModel):
     def _unicode(cls, value: object) -> object:
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise ValueError("must be UTF-8 text, as parameters of a flow are JSON")
+        return value
+
+    @field_validator("documents")
+    @classmethod
+    def _no_secret(cls, value: str) -> str:
+        if is_url(value):
+            try:
+                require_no_password(value)
+            except SourceError as error:
+                raise ValueError(f"{error.message}: {error.hint}") from None
         return value
 
     @field_validator("database")
@@ -117,16 +149,32 @@ class ScoreRequest(BaseModel):
         )
 
     @property
-    def schema_name(self) -> str:
-        """Return the schema's name for run names: the file's, or `inline`."""
-        inline = self.schema_.lstrip().startswith("{")
-        return "inline" if inline else Path(self.schema_).stem
+    def source_label(self) -> str:
+        """Return what a run keeps as its source: what people know it as, and the query's start."""
+        source = self.source or self.documents
+        if self.query is None:
+            return source
+        # One line, whatever the statement looks like.
+        return f"{source}: {' '.join(self.query.split())[:_QUERY_KEPT]}".rstrip()
+
+    @property
+    def schema_label(self) -> str:
+        """Return the schema's name for run names; that of JSON without a name is `inline`."""
+        if self.schema_name is not None:
+            return self.schema_name
+        if self.schema_.lstrip().startswith("{"):
+            return "inline"
+        return (
+            self.schema_.rpartition(":")[2]
+            if names_model(self.schema_)
+            else Path(self.schema_).stem
+        )
 
 
 def _run_name() -> str:
     parameters: dict[str, Any] = flow_run.parameters or {}
     request = parameters.get("request")
-    name = request.schema_name if isinstance(request, ScoreRequest) else "documents"
+    name = request.schema_label if isinstance(request, ScoreRequest) else "documents"
     return f"score-{name}-{datetime.now().astimezone():%Y-%m-%d}"
 
 
@@ -151,7 +199,7 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
     settings = load_settings(database_url=request.database)
     report(Progress("checking the schema"))
     spec = request.scorer()
-    schema = validate_schema(request.schema_)
+    schema = validate_schema(request.schema_, request.schema_name)
     temperature = resolve_temperature(spec)
     report(Progress("counting documents"))
     total = sum(1 for _ in _records(request))
@@ -159,7 +207,7 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
         schema,
         spec,
         temperature,
-        documents=request.source or request.documents,
+        documents=request.source_label,
         database_url=settings.database_url,
         total=total,
         rescore=request.rescore,
@@ -209,5 +257,6 @@ def _records(request: ScoreRequest) -> Iterator[Document | BadRecord]:
         text_field=request.text_field,
         id_field=request.id_field,
         format=request.format,
+        query=request.query,
     )
     return islice(records, request.limit)

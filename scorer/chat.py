@@ -51,6 +51,26 @@ class ChatTokenizer:
         """Return the tokens of a rendered prompt; nothing is added at its ends."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
+    def encode_with_ends(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what `encode` does, and behind which character of the text each token ends.
+
+        Raises:
+            CheckpointError: The tokenizer does not keep track of that.
+        """
+        if not getattr(self._tokenizer, "is_fast", False):
+            raise CheckpointError(
+                "a tokenizer must know where its tokens stand in a text, and this one does not",
+                hint="use a checkpoint with a tokenizer.json",
+            )
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        return tuple(encoded["input_ids"]), tuple(end for _, end in encoded["offset_mapping"])
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token; of a part of a character, a replacement character."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
     def render(self, messages: Sequence[Message]) -> str:
         """Render a chat up to and including the generation prompt.
 

@@ -114,7 +114,11 @@ def inspect_checkpoint(
         path = Path(folder).expanduser()
     except RuntimeError:  # `~name` of nobody here
         path = Path(folder)
-    if not path.is_dir():
+    try:
+        there = path.is_dir()
+    except OSError:  # a name that is too long
+        there = False
+    if not there:
         raise CheckpointError(
             f"a checkpoint must be an existing folder, got {str(folder)!r}",
             hint="weighbridge checkpoint demo builds the embedded one",

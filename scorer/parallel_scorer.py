@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import BaseModel
 
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.chat import first_line
@@ -18,8 +19,10 @@ from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Mode, Timings
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS, average_orders
-from weighbridge.scorer.plan import Prompted, SchemaPlan
+from weighbridge.scorer.plan import SchemaPlan
+from weighbridge.scorer.preparing import Ready, prepare
 from weighbridge.scorer.prompts import Layout, prompt_version
+from weighbridge.scorer.pydantic_schema import schema_of_model
 from weighbridge.scorer.resident import resident_checkpoint
 from weighbridge.scorer.results import (
     DecisionKey,
@@ -31,7 +34,7 @@ from weighbridge.scorer.results import (
 from weighbridge.scorer.schema import Schema
 from weighbridge.scorer.temperature import TemperatureKind, resolve_temperature
 
-SchemaLike = Schema | Mapping[str, Any]
+SchemaLike = Schema | Mapping[str, Any] | type[BaseModel]
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
@@ -182,7 +185,8 @@ class ParallelScorer:
 
         Args:
             context: The document.
-            schema: The questions.
+            schema: The questions: a schema, the object of its JSON file, or a Pydantic
+                model, into which `ScoreResult.as_model` turns the answers.
             mode: `auto`, `parallel`, `cached_serial` or `independent`.
             field_batch_size: Prompt rows per branch batch in `parallel`.
 
@@ -223,7 +227,7 @@ class ParallelScorer:
         plans = self.plans(schema)
         orders = tuple(dict.fromkeys(plans))
         # All orders of all documents first: what the tokenizer rejects costs no model time.
-        prepared = [_prepare(orders, context) for context in contexts]
+        prepared = [prepare(orders, context) for context in contexts]
         # Documents without rows need no weights: a batch of rejections loads none.
         needs_model = any(
             ready.prompted.rows
@@ -248,7 +252,7 @@ class ParallelScorer:
         return on_mlx_thread(run) if needs_model else run()
 
     def _score_ready(
-        self, plan: SchemaPlan, ready: "_Ready", mode: Mode, batch_size: int | None
+        self, plan: SchemaPlan, ready: Ready, mode: Mode, batch_size: int | None
     ) -> "_Said | Rejection":
         prompted = ready.prompted
         start = time.perf_counter()
@@ -313,14 +317,6 @@ class ParallelScorer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """A document as rows, and the seconds that took."""
-
-    prompted: Prompted
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Said:
     """What one order said of a document: for each field the logits by choice key."""
 
@@ -329,13 +325,15 @@ class _Said:
 
 
 def as_schema(schema: SchemaLike) -> Schema:
-    """Return a schema given as such or as the object of its JSON file.
+    """Return a schema given as such, as the object of its JSON file, or as a Pydantic model.
 
     Raises:
         SchemaError: The object is no schema.
     """
     if isinstance(schema, Schema):
         return schema
+    if isinstance(schema, type):
+        return schema_of_model(schema)
     try:
         text = json.dumps(dict(schema))
     except (TypeError, ValueError, RecursionError) as error:
@@ -344,24 +342,6 @@ def as_schema(schema: SchemaLike) -> Schema:
             hint="give what json.load returns for a schema file",
         ) from error
     return Schema.parse(text)
-
-
-def _prepare(orders: Sequence[SchemaPlan], context: object) -> tuple[_Ready, ...] | Rejection:
-    """Turn a document into the rows of every order of the choices."""
-    if not isinstance(context, str):
-        return Rejection(
-            code="document.not_text",
-            message=f"a document must be text, got {type(context).__name__}",
-        )
-    made: list[_Ready] = []
-    for plan in orders:
-        start = time.perf_counter()
-        try:
-            prompted = plan.rows(context)
-        except DocumentError as error:
-            return Rejection(code=error.code, message=error.message)
-        made.append(_Ready(prompted, time.perf_counter() - start))
-    return tuple(made)
 
 
 def _one_of(kind: type[_Choice], value: str | None, name: str) -> _Choice | None:

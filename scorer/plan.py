@@ -5,6 +5,7 @@ documents: codes and label paths at the real answer boundary, the number of
 control tokens, and the leading tokens that all documents share.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,39 @@ class Prompted:
     rows: tuple[Row, ...]
     input_tokens: int
     resident_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A stretch of a prompt: its exact text, and its tokens."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """The prompt of one field, up to the answer boundary, in three parts.
+
+    Attributes:
+        resident: What other documents share and is computed once for all of them.
+        document: The document, and what its tokens have merged with.
+        suffix: What stands behind every document, and asks for the field.
+    """
+
+    resident: PromptPart
+    document: PromptPart
+    suffix: PromptPart
+
+    @property
+    def text(self) -> str:
+        """The exact text of the prompt."""
+        return self.resident.text + self.document.text + self.suffix.text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens that the rows of the field begin with."""
+        return self.resident.tokens + self.document.tokens + self.suffix.tokens
 
 
 class SchemaPlan:
@@ -115,6 +149,50 @@ class SchemaPlan:
             )
         return prompted
 
+    def input_tokens(self, text: str) -> int:
+        """Count the tokens of a document's longest row, whatever the limit.
+
+        Raises:
+            DocumentError: As `rows`, but not for its length.
+        """
+        return self._rows(text).input_tokens
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token; of a part of a character, a replacement character."""
+        return self._chat.token_text(token)
+
+    def suffix_tokens(self, field: Field) -> int:
+        """Count the tokens that stand behind every document and ask for one field."""
+        first, second = self._probes_of(field)
+        return common_ending(first, second)
+
+    def parts(self, text: str, field: Field) -> PromptParts:
+        """Show the prompt of one field as it is scored, cut into its parts.
+
+        Args:
+            text: A document that `rows` accepts.
+            field: The field, one of the schema's.
+
+        Raises:
+            CheckpointError: The tokenizer does not tell where a token ends in the text.
+        """
+        prompt = self.prompt(text, field)
+        tokens = self._chat.encode(prompt)
+        # What is the same for all documents is cut where it is in the prompt of a probe: a
+        # document may hold bytes without a token, behind which a tokenizer loses count.
+        probe = self.prompt(_PROBES[0], field)
+        probed, ends = self._chat.encode_with_ends(probe)
+        shared = tokens[: len(self.resident)] == self.resident
+        resident = len(self.resident) if shared else 0
+        same = min(self.suffix_tokens(field), common_ending(tokens, probed), len(tokens) - resident)
+        first = ends[resident - 1] if resident else 0
+        last = len(prompt) - len(probe) + ends[len(probed) - same - 1]
+        return PromptParts(
+            PromptPart(prompt[:first], tokens[:resident]),
+            PromptPart(prompt[first:last], tokens[resident : len(tokens) - same]),
+            PromptPart(prompt[last:], tokens[len(tokens) - same :]),
+        )
+
     def reference_rows(self) -> list[Prompted]:
         """Return the rows of the texts that measure the label prior; none in `codes`.
 
@@ -158,6 +236,11 @@ class SchemaPlan:
             first = last
         return result
 
+    def _probes_of(self, field: Field) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        at = self.schema.fields.index(field)
+        first, second = self._probes
+        return first[at], second[at]
+
     def _check_boundary(self) -> None:
         """Require a control token between document and answer.
 
@@ -171,11 +254,7 @@ class SchemaPlan:
                     "documents",
                     hint="use a template that takes the content of a message as plain text",
                 )
-            ending = 0
-            while (
-                ending < min(len(first), len(second)) and first[-1 - ending] == second[-1 - ending]
-            ):
-                ending += 1
+            ending = common_ending(first, second)
             if not self._chat.control_count(first[len(first) - ending :]):
                 raise CheckpointError(
                     "a chat template must place a control token between the document and the "
@@ -237,6 +316,14 @@ class SchemaPlan:
                 hint="use --encoding labels with this tokenizer",
             )
         return tokens
+
+
+def common_ending(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens at their end two rows have in common."""
+    ending = 0
+    while ending < min(len(first), len(second)) and first[-1 - ending] == second[-1 - ending]:
+        ending += 1
+    return ending
 
 
 def check_text(text: str) -> None:

@@ -1,5 +1,8 @@
 """What scoring a document gives. Frozen, and JSON through `model_dump()`."""
 
+import json
+from typing import TypeVar
+
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
@@ -8,6 +11,8 @@ from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.errors import DocumentCode
 from weighbridge.scorer.schema import Choice, Field, FieldKind
 from weighbridge.scorer.temperature import TemperatureKind, softmax
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Frozen(BaseModel):
@@ -88,6 +93,17 @@ class ScoreResult(_Frozen):
     temperature_fitted: bool
     timings: Timings
 
+    def as_model(self, model: type[_Model]) -> _Model:
+        """Return the answers as an instance of a Pydantic model, such as the one that asked.
+
+        Raises:
+            pydantic.ValidationError: The model does not take these answers.
+        """
+        # By JSON, where a strict model too takes the value of an enum for its member.
+        return model.model_validate_json(
+            json.dumps({_alias(model, name): value for name, value in self.output.items()})
+        )
+
 
 class Rejection(_Frozen):
     """Why a document was not scored.
@@ -131,3 +147,9 @@ def field_result(
         code=choices.codes[selected] if choices.codes else None,
         flip_rate=flip_rate,
     )
+
+
+def _alias(model: type[BaseModel], name: str) -> str:
+    info = model.model_fields.get(name)
+    alias = info.validation_alias if info else None
+    return alias if isinstance(alias, str) else name

@@ -6,7 +6,8 @@ records. Texts and answers go from task to task in this process: Prefect keeps n
 
 Knows the scorer, the store and Prefect's tasks. Does not know how a flow is started, what
 a terminal is, or how MLX and SQL work; `errors`, `settings`, `sources`, `records`,
-`planning`, `convert` and `checkpoints` do not know Prefect either.
+`planning`, `convert`, `checkpoints`, `questions`, `scorers` and `looking` do not know
+Prefect either.
 
 Importing this package loads nothing: the names below are imported when first used.
 """
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weighbridge.tasks.errors import ResultRefused, SettingsError, SourceError, TaskError
     from weighbridge.tasks.planning import Batch
+    from weighbridge.tasks.questions import read_schema
     from weighbridge.tasks.recording import Run, record_batch, recorded_run
-    from weighbridge.tasks.schema import read_schema, validate_schema
-    from weighbridge.tasks.scoring import ScorerSpec, open_scorer, score_batch
+    from weighbridge.tasks.schema import validate_schema
+    from weighbridge.tasks.scorers import ScorerSpec, open_scorer
+    from weighbridge.tasks.scoring import score_batch
     from weighbridge.tasks.settings import Settings, load_settings
     from weighbridge.tasks.sources import BadRecord, Document, read_documents
     from weighbridge.tasks.temperature import resolve_temperature
@@ -30,15 +33,15 @@ _MODULES = {
     "Document": "sources",
     "ResultRefused": "errors",
     "Run": "recording",
-    "ScorerSpec": "scoring",
+    "ScorerSpec": "scorers",
     "Settings": "settings",
     "SettingsError": "errors",
     "SourceError": "errors",
     "TaskError": "errors",
     "load_settings": "settings",
-    "open_scorer": "scoring",
+    "open_scorer": "scorers",
     "read_documents": "sources",
-    "read_schema": "schema",
+    "read_schema": "questions",
     "record_batch": "recording",
     "recorded_run": "recording",
     "resolve_temperature": "temperature",

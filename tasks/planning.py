@@ -181,9 +181,10 @@ def _windows(
 def _require_same(run_id: int, record: Document | BadRecord, recorded: str | None) -> None:
     digest = text_sha256(record.text) if isinstance(record, Document) else None
     if digest != recorded:
+        line = "" if record.line is None else f" (line {record.line} of the source)"
         raise RecordRefused(
             f"a retry must find the text that run {run_id} recorded at position"
-            f" {record.position}, got another (line {record.line} of the source)",
+            f" {record.position}, got another{line}",
             hint="the source has changed since the run began: run it as a new run",
         )
 

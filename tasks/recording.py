@@ -25,7 +25,7 @@ from weighbridge.scorer.temperature import Temperature
 from weighbridge.tasks.convert import batch_record
 from weighbridge.tasks.errors import ResultRefused
 from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches
-from weighbridge.tasks.scoring import ScorerSpec, open_scorer
+from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document
 

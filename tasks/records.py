@@ -1,58 +1,110 @@
-r"""The raw records of JSONL and CSV files: cut, decoded, and refused one by one.
+"""The raw records of JSONL, CSV and TSV files: cut, decoded, and refused one by one.
 
 A fault belongs to the one record that has it, never to the records around it.
+A row of a table whose cells are all empty is a blank line, and a first line `sep=;`,
+which Excel writes, names the separator: neither is a record.
 Knows nothing of which columns hold a text or an id; `sources` decides that,
 and describes the rules for users.
 """
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, Self, cast
+from typing import Any, BinaryIO, NoReturn, Self
 
-RecordCode = Literal[
-    "document.encoding",
-    "document.empty",
-    "document.missing_text",
-    "document.not_text",
-    "document.bad_json",
-    "document.bad_csv",
-]
-
-BOM = b"\xef\xbb\xbf"
-MAX_DEPTH = 64
-MAX_QUOTED_BYTES = 16 * 2**20
-TOO_DEEP = f"more than {MAX_DEPTH} levels"
+from weighbridge.tasks.compression import BrokenStream, open_text
+from weighbridge.tasks.refusals import (
+    MAX_RECORD_BYTES,
+    Record,
+    Refusal,
+    bad_byte,
+    kind_of,
+    quoted,
+    refuse,
+    too_long,
+)
 
 _JSON_BLANKS = " \t\r\n"
+# A sign that can stand between cells: no letter, digit, quote or blank but the tab.
+_SEPARATOR_LINE = re.compile(rb'"?sep=([\t!#-/:-@[-`{-~])"?\r?\n?', re.IGNORECASE)
 
 
-class Refusal(Exception):  # noqa: N818
-    """Why one record is not a document."""
+class _TooLong(Exception):  # noqa: N818
+    """A line that is longer than a record may be; it has been read to its end."""
 
-    def __init__(self, code: RecordCode, message: str) -> None:
-        super().__init__(message)
-        self.code: RecordCode = code
-        self.message = message
-
-
-class Record(NamedTuple):
-    """What one record holds, and the fault that its values cannot show."""
-
-    line: int
-    values: dict[str, Any]
-    refusal: Refusal | None
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
 
 
-def _open(path: Path) -> tuple[BinaryIO, int]:
-    """Open a file after its byte order mark; return it with its position."""
-    file = path.open("rb")
-    start = len(BOM) if file.read(len(BOM)) == BOM else 0
-    file.seek(start)
-    return file, start
+class _Lines:
+    """The lines of a file, none longer than a record may be; lines can be given back.
+
+    Attributes:
+        line: Number of the next line, from 1.
+        offset: Its place in the file, in what was unpacked if it is packed.
+    """
+
+    def __init__(self, file: BinaryIO, offset: int) -> None:
+        self._file = file
+        self._given_back: list[bytes | _TooLong] = []
+        self._broken: BrokenStream | None = None
+        self.line = 1
+        self.offset = offset
+
+    def read(self) -> bytes:
+        """Return the next line with its end, and nothing at the end of the file.
+
+        Raises:
+            BrokenStream: What follows cannot be unpacked; also each time after that.
+            _TooLong: The next line is too long.
+        """
+        taken = self._given_back.pop() if self._given_back else self._next()
+        if not taken:
+            return b""
+        self.line += 1
+        self.offset += taken.size if isinstance(taken, _TooLong) else len(taken)
+        if isinstance(taken, _TooLong):
+            raise taken
+        return taken
+
+    def give_back(self, lines: list[bytes | _TooLong]) -> None:
+        """Read these lines again."""
+        self._given_back += reversed(lines)
+        self.line -= len(lines)
+        self.offset -= sum(line.size if isinstance(line, _TooLong) else len(line) for line in lines)
+
+    def _next(self) -> bytes | _TooLong:
+        if self._broken:
+            raise self._broken
+        try:
+            raw = self._file.readline(MAX_RECORD_BYTES + 1)
+            if len(raw) <= MAX_RECORD_BYTES or raw.endswith(b"\n"):
+                return raw
+            size = len(raw)
+            while not raw.endswith(b"\n") and (raw := self._file.readline(1 << 20)):
+                size += len(raw)
+            return _TooLong(size)
+        except BrokenStream as error:
+            self._broken = error
+            raise
+
+
+def unreadable_rest(error: BrokenStream, line: int) -> Record:
+    """Return the one record that stands for all that a broken stream does not give."""
+    return Record(
+        line,
+        {},
+        Refusal(
+            "document.unreadable",
+            f"the compressed file must be whole, and {error} in the record on line {line}; "
+            "it and what follows cannot be read, and damage may show in records before it: "
+            "copy or download the file again",
+        ),
+    )
 
 
 # --- JSON lines -----------------------------------------------------------------
@@ -60,24 +112,36 @@ def _open(path: Path) -> tuple[BinaryIO, int]:
 
 def jsonl_records(path: Path) -> Iterator[Record]:
     """Yield one record per line that is not blank."""
-    file, offset = _open(path)
+    file, start = open_text(path)
+    lines = _Lines(file, start)
     with file:
-        for line in count(1):
-            raw = file.readline()
+        while True:
+            line, offset = lines.line, lines.offset
+            try:
+                raw = lines.read()
+            except _TooLong:
+                yield Record(line, {}, too_long(f"on line {line}"))
+                continue
+            except BrokenStream as error:
+                yield unreadable_rest(error, line)
+                return
             if not raw:
                 return
             if raw.strip(_JSON_BLANKS.encode()):
-                yield _json_record(raw, line, offset)
-            offset += len(raw)
+                yield json_record(raw, line, offset)
 
 
-def _json_record(raw: bytes, line: int, offset: int) -> Record:
-    refusal = _bad_byte(raw, line, offset)
+def json_record(raw: bytes, line: int, offset: int) -> Record:
+    """Parse the bytes of one record, which must be a JSON object."""
+    where = f"on line {line}"
+    refusal = bad_byte(raw, where, offset)
     try:
         # A bad byte survives as a lone surrogate, so that the record's id can still be read.
         value = _DECODER.decode(raw.decode("utf-8", "surrogateescape").strip(_JSON_BLANKS))
         if not isinstance(value, dict):
-            refuse("document.bad_json", f"line {line} must be a JSON object, got {kind_of(value)}")
+            refuse(
+                "document.bad_json", f"the record {where} must be an object, got {kind_of(value)}"
+            )
     except Refusal as error:
         return Record(line, {}, refusal or error)
     except json.JSONDecodeError as error:
@@ -88,7 +152,7 @@ def _json_record(raw: bytes, line: int, offset: int) -> Record:
         reason = "it is nested too deeply"
     else:
         return Record(line, value, refusal)
-    message = f"line {line} must be one JSON object: {reason}"
+    message = f"the record {where} must be one JSON object: {reason}"
     return Record(line, {}, refusal or Refusal("document.bad_json", message))
 
 
@@ -123,50 +187,73 @@ _DECODER = json.JSONDecoder(
 class _RecordLines:
     """Give csv.reader the lines of one record, and remember what it took."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.raw: list[bytes] = []
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+        self.taken: list[bytes | _TooLong] = []
         self.size = 0
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        if self.raw and self.size > MAX_QUOTED_BYTES:
-            raise csv.Error(f"a quote is not closed within {MAX_QUOTED_BYTES // 2**20} MiB")
-        raw = self._file.readline()
+        if self.taken and self.size > MAX_RECORD_BYTES:
+            raise csv.Error(f"a quote is not closed within {MAX_RECORD_BYTES // 2**20} MiB")
+        try:
+            raw = self._lines.read()
+        except _TooLong as error:
+            self.taken.append(error)
+            raise
         if not raw:
             raise StopIteration
-        self.raw.append(raw)
+        self.taken.append(raw)
         self.size += len(raw)
         return raw.decode("utf-8", "surrogateescape")
 
 
-def csv_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str], Refusal | None]]:
-    """Yield line, cells and fault of each record, blank lines left out."""
-    csv.field_size_limit(sys.maxsize)  # of the whole process; its default refuses 128 KiB
-    file, offset = _open(path)
-    line = 1
+def named_separator(path: Path) -> str | None:
+    """Return the separator that the first line names, as Excel's `sep=;` does."""
+    file, _ = open_text(path)
     with file:
+        try:
+            found = _SEPARATOR_LINE.fullmatch(file.readline(16))
+        except BrokenStream:
+            return None
+    return found[1].decode() if found else None
+
+
+def csv_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str], Refusal | None]]:
+    """Yield line, cells and fault of each record, without blank lines and `sep=;`."""
+    separated = named_separator(path) is not None
+    csv.field_size_limit(sys.maxsize)  # of the whole process; its default refuses 128 KiB
+    file, start = open_text(path)
+    lines = _Lines(file, start)
+    with file:
+        if separated:
+            lines.read()
         while True:
-            lines = _RecordLines(file)
+            line, offset = lines.line, lines.offset
+            record = _RecordLines(lines)
             try:
-                cells = next(csv.reader(lines, delimiter=separator, strict=True))
+                cells = next(csv.reader(record, delimiter=separator, strict=True))
             except StopIteration:
                 return
-            except csv.Error as error:
-                refusal = Refusal(
-                    "document.bad_csv", f"line {line} must be a well quoted CSV record: {error}"
-                )
-                yield line, [], refusal
-                offset += len(lines.raw[0])
-                line += 1
-                file.seek(offset)
+            except (csv.Error, _TooLong, BrokenStream) as error:
+                if not record.taken and isinstance(error, BrokenStream):
+                    yield line, [], unreadable_rest(error, line).refusal
+                    return
+                lines.give_back(record.taken[1:])
+                yield line, [], _bad_row(error, line, alone=len(record.taken) == 1)
                 continue
-            if cells:
-                yield line, cells, _bad_byte(b"".join(lines.raw), line, offset)
-            offset += lines.size
-            line += len(lines.raw)
+            if any(cells):
+                raw = b"".join(each for each in record.taken if isinstance(each, bytes))
+                yield line, cells, bad_byte(raw, f"on line {line}", offset)
+
+
+def _bad_row(error: Exception, line: int, *, alone: bool) -> Refusal:
+    if alone and isinstance(error, _TooLong):
+        return too_long(f"on line {line}")
+    reason = error if isinstance(error, csv.Error) else "a quote is not closed"
+    return Refusal("document.bad_csv", f"line {line} must be a well quoted CSV record: {reason}")
 
 
 def csv_records(path: Path, separator: str, columns: list[str], id_field: str) -> Iterator[Record]:
@@ -175,86 +262,14 @@ def csv_records(path: Path, separator: str, columns: list[str], id_field: str) -
     next(rows)
     for line, cells, fault in rows:
         refusal = fault
-        if not refusal and len(cells) != len(columns):
+        whole = len(cells) == len(columns)
+        if not refusal and not whole:
             refusal = Refusal(
                 "document.bad_csv",
                 f"the record on line {line} must have {len(columns)} cells, got {len(cells)}; "
                 "a separator or line break inside a cell needs quotes around the cell",
             )
-        values: dict[str, Any] = dict(zip(columns, cells, strict=True)) if not refusal else {}
+        values: dict[str, Any] = dict(zip(columns, cells, strict=True)) if whole else {}
         if not values.get(id_field):
             values.pop(id_field, None)
         yield Record(line, values, refusal)
-
-
-# --- what no record may hold ----------------------------------------------------
-
-
-def fault_of(value: Any) -> str | None:
-    """Say what cannot be stored in a JSON value: NUL, a lone surrogate, deep nesting."""
-    pending: list[tuple[Any, int]] = [(value, 0)]
-    while pending:
-        item, depth = pending.pop()
-        if isinstance(item, str):
-            if fault := _text_fault(item):
-                return fault
-            continue
-        if isinstance(item, dict):
-            members = cast("dict[str, Any]", item)
-            children = [*members, *members.values()]
-        elif isinstance(item, list):
-            children = cast("list[Any]", item)
-        else:
-            continue
-        if depth > MAX_DEPTH:
-            return TOO_DEEP
-        pending += [(child, depth + 1) for child in children]
-    return None
-
-
-def _text_fault(text: str) -> str | None:
-    if "\x00" in text:
-        return f"NUL at character {text.index(chr(0)) + 1}"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code_point = ord(text[error.start])
-        return f"the lone surrogate U+{code_point:04X} at character {error.start + 1}"
-    return None
-
-
-def _bad_byte(raw: bytes, line: int, offset: int) -> Refusal | None:
-    """Refuse bytes that are not UTF-8, or NUL, which no text may hold."""
-    try:
-        raw.decode()
-        at = raw.find(0)
-        if at < 0:
-            return None
-    except UnicodeDecodeError as error:
-        at = error.start
-    return Refusal(
-        "document.encoding",
-        f"the record on line {line} must be UTF-8 text without NUL, got the byte "
-        f"0x{raw[at]:02x} at offset {at} of the record ({offset + at} of the file); "
-        "save the file as UTF-8",
-    )
-
-
-def kind_of(value: object) -> str:
-    """Name the JSON type of a value."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    for kind, name in ((str, "a string"), (list, "an array"), (dict, "an object")):
-        if isinstance(value, kind):
-            return name
-    return "a number"
-
-
-def quoted(name: str) -> str:
-    """Quote the name of a column, safe to print and not longer than 60 characters."""
-    return json.dumps(name if len(name) <= 60 else name[:59] + "…")
-
-
-def refuse(code: RecordCode, message: str) -> NoReturn:
-    """Refuse the record at hand."""
-    raise Refusal(code, message)

@@ -56,12 +56,27 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
     )
 
+    # The titles are the defaults, and the descriptions the meanings, as README shows them.
     database_url: str = Field(
-        default_factory=lambda: as_database_url(str(user_folder("data") / "weighbridge.db"))
+        default_factory=lambda: as_database_url(str(user_folder("data") / "weighbridge.db")),
+        title="a file in your data folder",
+        description="the store, a file or a database URL; also `--db`",
     )
-    checkpoint: str | None = None
-    cache: Path = Field(default_factory=lambda: user_folder("cache"))
-    allow_remote_api: bool = False
+    checkpoint: str | None = Field(
+        default=None,
+        title="the embedded model",
+        description="a checkpoint folder; also `--checkpoint`",
+    )
+    cache: Path = Field(
+        default_factory=lambda: user_folder("cache"),
+        title="your cache folder",
+        description="the embedded model, logs",
+    )
+    allow_remote_api: bool = Field(
+        default=False,
+        title="false",
+        description="consent to a Prefect API on another machine; also `--allow-remote-api`",
+    )
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
 

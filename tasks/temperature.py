@@ -6,7 +6,7 @@ from prefect.cache_policies import NO_CACHE
 from weighbridge.scorer.temperature import Temperature
 from weighbridge.scorer.temperature import resolve_temperature as resolve
 from weighbridge.tasks.checkpoints import checkpoint_folder
-from weighbridge.tasks.scoring import ScorerSpec
+from weighbridge.tasks.scorers import ScorerSpec
 from weighbridge.tasks.settings import load_settings
 
 

@@ -45,7 +45,27 @@ RULES = {
     ),
     "examples": Rule({"db", "tasks", "flows", "examples"}, MODELS | TABLES | TERMINAL, set()),
 }
-LEAVES = ("errors", "settings", "sources", "records", "checkpoints", "planning", "convert")
+LEAVES = (
+    "checkpoints",
+    "columns",
+    "compression",
+    "convert",
+    "errors",
+    "file_kinds",
+    "json_array",
+    "looking",
+    "parquet",
+    "planning",
+    "questions",
+    "records",
+    "refusals",
+    "scorers",
+    "settings",
+    "sources",
+    "sql_source",
+    "template",
+    "text_files",
+)
 
 
 def files() -> list[Path]:

@@ -13,10 +13,16 @@ import typer
 from weighbridge.deployments.cli.checkpoint import checkpoint_app
 from weighbridge.deployments.cli.db import db_app
 from weighbridge.deployments.cli.demo import demo
+from weighbridge.deployments.cli.diff import diff
 from weighbridge.deployments.cli.doctor import doctor
 from weighbridge.deployments.cli.errors import PROGRAM, ExitCode, run_app
-from weighbridge.deployments.cli.reading import query, rejected, results, runs
+from weighbridge.deployments.cli.reading import query, rejected
+from weighbridge.deployments.cli.results import results
+from weighbridge.deployments.cli.runs import runs
+from weighbridge.deployments.cli.schema import schema_app
 from weighbridge.deployments.cli.score import score
+from weighbridge.deployments.cli.show import show
+from weighbridge.deployments.cli.validate import validate
 
 __all__ = ["ExitCode", "app", "main"]
 
@@ -39,7 +45,6 @@ app = typer.Typer(
     help="Ask typed questions about documents with a local model, and keep the answers.",
     epilog=_FIRST_STEPS,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -63,11 +68,12 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     del version
 
 
-for command in (demo, score):
+for command in (demo, validate, score):
     app.command(rich_help_panel=SCORE)(command)
-for command in (results, rejected, runs, query):
+for command in (results, rejected, runs, show, diff, query):
     app.command(rich_help_panel=READ)(command)
 app.command(rich_help_panel=SET_UP)(doctor)
+app.add_typer(schema_app, name="schema", rich_help_panel=SET_UP)
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=SET_UP)
 app.add_typer(db_app, name="db", rich_help_panel=SET_UP)
 

@@ -19,11 +19,13 @@ def demo(database: DatabaseOption = None) -> None:
     Example: weighbridge demo
     """
     from weighbridge.db import results
+    from weighbridge.db.place import require_place
     from weighbridge.scorer.backend import on_mlx_thread
     from weighbridge.scorer.embedded import embedded_checkpoint
     from weighbridge.tasks import Document, load_settings, read_documents
 
     settings = load_settings(database_url=database)
+    require_place(settings.database_url)  # before a checkpoint is fetched for it
     folder = on_mlx_thread(embedded_checkpoint, settings.cache, print_note)
     samples = importlib.resources.files("weighbridge.examples")
     with (

@@ -1,15 +1,19 @@
 """The command that says what this installation runs on, and what is wrong with it."""
 
 import importlib.metadata
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weighbridge.deployments.cli.db import readable_bytes
 from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
 from weighbridge.deployments.console import print_error, print_hint, print_json, print_pairs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from weighbridge.db.errors import StoreError
     from weighbridge.scorer.errors import ScorerError
 
@@ -73,28 +77,43 @@ def _store(url: str) -> tuple[dict[str, Any], "StoreError | None"]:
     from weighbridge.db.engine import open_engine
     from weighbridge.db.errors import StoreError
     from weighbridge.db.location import display_url, store_path
+    from weighbridge.db.store_size import store_size
 
     try:
         path = store_path(url)
         store: dict[str, Any] = {
             "url": display_url(url),
             "path": None if path is None else str(path),
-            "exists": path is None or path.exists(),
+            "exists": path is None or _is_there(path),
             "latest_run": None,
+            "store": None,
         }
     except StoreError as error:
-        return {"url": None, "path": None, "exists": False, "latest_run": None}, error
+        nowhere = {"url": None, "path": None, "exists": False, "latest_run": None, "store": None}
+        return nowhere, error
     if not store["exists"]:
         return store, None  # the first run creates it
     try:
         engine = open_engine(url, readonly=True)
         try:
             store["latest_run"] = queries.latest_run_id(engine)
+            store["store"] = asdict(store_size(engine))
         finally:
             engine.dispose()
     except StoreError as error:
         return store, error
     return store, None
+
+
+def _is_there(path: "Path") -> bool:
+    """Tell whether there is something to open, be it a link that leads nowhere."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        pass  # a NUL, a name too long: opening it says what is wrong
+    return True
 
 
 def _shown(name: str, value: object) -> str:
@@ -124,6 +143,7 @@ def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"reports to {report['prefect']['api'] or 'a temporary server for each run'}",
         ),
         ("database", f"{store['path'] or store['url']} ({state})"),
+        *_readable_size(store["store"]),
         *(
             (
                 name,
@@ -132,3 +152,36 @@ def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
             for name, setting in settings.items()
         ),
     ]
+
+
+def _readable_size(size: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if size is None:
+        return []
+    lines: list[tuple[str, str]] = []
+    if size["bytes"] is not None:
+        free = size["free_bytes"]
+        # Less than a tenth is soon used again.
+        often = ", which weighbridge db vacuum gives back" if free * 10 > size["bytes"] else ""
+        lines.append(
+            ("size", f"{readable_bytes(size['bytes'])}, {readable_bytes(free)} of it free{often}")
+        )
+    names = ("runs", "documents", "decisions", "answers")
+    lines.append(("holds", ", ".join(_number(size[name], name) for name in names)))
+    growth = size["growth"]
+    if growth is not None:
+        lines.append(
+            (
+                "growth",
+                # Not the texts of the line above: a document counts in each run it is in.
+                f"{_number(round(growth['documents']), 'documents')} in runs"
+                f" ({round(growth['decisions']):,} scored) and about"
+                f" {readable_bytes(growth['bytes'])} a day,"
+                f" over {_number(round(growth['days']), 'days')}",
+            )
+        )
+    lines += [("copy", f"{path} ({readable_bytes(copied)})") for path, copied in size["backups"]]
+    return lines
+
+
+def _number(count: int, names: str) -> str:
+    return f"{count:,} {names[:-1] if count == 1 else names}"

@@ -1,6 +1,5 @@
 """Runs the app and turns what goes wrong into `error:` and `hint:` lines and an exit code.
 
-Exit codes: 0 all done, 1 failed, 2 usage, 3 some documents rejected, 130 interrupted.
 A traceback never reaches the terminal; that of an unexpected error goes to a file.
 """
 
@@ -16,9 +15,17 @@ from pathlib import Path
 
 import typer
 
-from weighbridge.deployments.console import escape_unencodable, print_error, print_hint, print_note
+from weighbridge.deployments.cli.misuse import misuse_hints
+from weighbridge.deployments.console import (
+    escape_unencodable,
+    print_error,
+    print_hint,
+    print_note,
+    style_help,
+)
 
 PROGRAM = "weighbridge"
+_LONGEST = 1600  # some twenty lines
 
 # Looked up by name: an error can only be one of these if its module is loaded, and
 # importing them here would make `--help` slow.
@@ -40,6 +47,16 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+EXIT_MEANINGS = {
+    ExitCode.DONE: "all done",
+    ExitCode.FAILED: "failed; `error:` and `hint:` on stderr say why",
+    ExitCode.USAGE: "an option or argument is missing, unknown or of the wrong kind",
+    ExitCode.REJECTED: "done, and some documents were rejected",
+    ExitCode.INTERRUPTED: "interrupted; the next run finishes the rest",
+}
+"""What README and docs say of each code."""
+
+
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     """Run a command line.
 
@@ -51,13 +68,17 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     escape_unencodable()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    groups = {group.name for group in app.registered_groups}
+    if not words or {"-h", "--help"} & set(words) or words[-1] in groups:
+        style_help()
     try:
         ended = app(args=arguments, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         ended = ExitCode.INTERRUPTED
     except typer.TyperException as error:
-        return _misused(error)
+        return _misused(app, error, words)
     except BrokenPipeError:
         # The reader has gone (`… | head`); what is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,21 +90,20 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     return int(ended or ExitCode.DONE)
 
 
-def _misused(error: typer.TyperException) -> int:
-    context = getattr(error, "ctx", None)
+def _misused(app: typer.Typer, error: typer.TyperException, words: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.exit_code  # its help has been printed
-    print_error(error.format_message())
-    if context is not None:
-        print_hint(f"{context.command_path} --help")
+    print_error(_shortened(error.format_message()))
+    for hint in misuse_hints(app, error, words):
+        print_hint(hint)
     return error.exit_code
 
 
 def _failed(error: Exception) -> int:
     if _is_known(error):
-        print_error(str(error))
+        print_error(_shortened(str(error)))
         if hint := getattr(error, "hint", None):
-            print_hint(hint)
+            print_hint(_shortened(hint))
         return ExitCode.FAILED
     first_line = str(error).partition("\n")[0][:200]
     print_error(f"unexpected {type(error).__name__}: {first_line}")
@@ -92,6 +112,13 @@ def _failed(error: Exception) -> int:
     except OSError as unwritable:
         print_hint(f"the traceback could not be kept: {unwritable}")
     return ExitCode.FAILED
+
+
+def _shortened(text: str) -> str:
+    """Cut what would fill the screen: errors quote what was typed, however long it was."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 4 :]}"
 
 
 def _is_known(error: Exception) -> bool:

@@ -1,9 +1,6 @@
 """The command that scores documents through the flow, in this process."""
 
-import json
 import os
-import sys
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -11,14 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from weighbridge.deployments.answers import write_run
+from weighbridge.deployments.cli.against import against_request, report_against
+from weighbridge.deployments.cli.document_file import document_file
 from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
+from weighbridge.deployments.cli.score_options import (
+    CheckpointOption,
+    EncodingOption,
+    FormatOption,
+    IdFieldOption,
+    LayoutOption,
+    LimitOption,
+    MaxInputTokensOption,
+    PermutationsOption,
+    QueryOption,
+    SchemaOption,
+    TextFieldOption,
+    TextOption,
+)
 from weighbridge.deployments.console import print_hint, print_json, print_note, warnings_shown
 from weighbridge.deployments.errors import CommandError
 from weighbridge.deployments.prefect_api import quiet_prefect, reporting
 from weighbridge.deployments.progress import progress_bar
 from weighbridge.deployments.report import print_answers, print_closing, print_distribution
-from weighbridge.tasks.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,45 +45,34 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _SCORER = "Scorer"
-_DOCUMENTS = "Documents"
 _ANSWERS = "Answers"
 _GOES_ON = "what is recorded is kept: the same command scores only the rest"
 
 
 def score(
-    schema: Annotated[
-        str,
-        typer.Option("--schema", metavar="FILE|JSON", help="The questions: a file, or JSON."),
-    ],
+    schema: SchemaOption,
     documents: Annotated[
         str | None,
         typer.Argument(
-            metavar="DOCS", help="A JSONL or CSV file; - reads stdin.", show_default=False
+            metavar="DOCS",
+            help="A JSONL, JSON, CSV, TSV or Parquet file; a folder or quoted glob of text "
+            "files; a SQLite file or database URL with --query; - reads stdin.",
+            show_default=False,
         ),
     ] = None,
-    text: Annotated[
+    text: TextOption = None,
+    text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = "id",
+    format: FormatOption = None,
+    query: QueryOption = None,
+    limit: LimitOption = None,
+    checkpoint: CheckpointOption = None,
+    against: Annotated[
         str | None,
         typer.Option(
-            "--text", help="Score this text.", rich_help_panel=_DOCUMENTS, show_default=False
-        ),
-    ] = None,
-    text_field: Annotated[
-        str, typer.Option(help="Column of the text.", rich_help_panel=_DOCUMENTS)
-    ] = "text",
-    id_field: Annotated[
-        str, typer.Option(help="Column of the id.", rich_help_panel=_DOCUMENTS)
-    ] = "id",
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Only so many documents.", rich_help_panel=_DOCUMENTS, show_default=False
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
+            "--against",
             metavar="FOLDER",
-            help="The model; the setting or the embedded one if left out.",
+            help="Another checkpoint: score with it too, and compare the answers.",
             rich_help_panel=_SCORER,
             show_default=False,
         ),
@@ -105,34 +107,9 @@ def score(
             rich_help_panel=_SCORER,
         ),
     ] = False,
-    max_input_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Longest prompt; 4096 or the checkpoint's own if left out.",
-            rich_help_panel=_SCORER,
-            show_default=False,
-        ),
-    ] = None,
-    layout: Annotated[
-        Literal["schema-first", "context-first"] | None,
-        typer.Option(
-            metavar="LAYOUT",
-            help="What the prompt begins with: schema-first or context-first; "
-            "the checkpoint's own if left out.",
-            rich_help_panel=_SCORER,
-            show_default=False,
-        ),
-    ] = None,
-    encoding: Annotated[
-        Literal["labels", "codes"] | None,
-        typer.Option(
-            metavar="ENCODING",
-            help="What the model says: labels or codes; the checkpoint's own if left out.",
-            rich_help_panel=_SCORER,
-            show_default=False,
-        ),
-    ] = None,
+    max_input_tokens: MaxInputTokensOption = None,
+    layout: LayoutOption = None,
+    encoding: EncodingOption = None,
     mode: Annotated[
         Literal["auto", "parallel", "cached_serial", "independent"],
         typer.Option(
@@ -150,15 +127,7 @@ def score(
             show_default=False,
         ),
     ] = None,
-    permutations: Annotated[
-        int,
-        typer.Option(
-            metavar="K",
-            min=1,
-            help="Average K orders of the choices and tell how often they disagree.",
-            rich_help_panel=_SCORER,
-        ),
-    ] = 1,
+    permutations: PermutationsOption = 1,
     rescore: Annotated[
         bool,
         typer.Option("--rescore", help="Decide again what is decided.", rich_help_panel=_ANSWERS),
@@ -174,7 +143,7 @@ def score(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Also write the answers to a .json, .jsonl or .csv file.",
+            help="Also write the answers to a .json, .jsonl, .csv or .parquet file.",
             rich_help_panel=_ANSWERS,
             show_default=False,
         ),
@@ -192,44 +161,72 @@ def score(
     some documents were rejected: weighbridge rejected says which and why.
 
     Example: weighbridge score tickets.jsonl --schema triage.json
+
+    Example: weighbridge score mails.csv --schema triage.json --text-field '{subject}: {body}'
+
+    Example: weighbridge score tickets.db --schema triage.json --query 'SELECT id, text FROM t'
+
+    Example: weighbridge score tickets.jsonl --schema triage.json --against other-checkpoint
     """
     if (documents is None) == (text is None):
         raise typer.BadParameter("name documents (a file, or - for stdin), or --text, not both")
+    if text is not None and (format or query):
+        raise typer.BadParameter("--format and --query are for documents, not for --text")
+    if against is not None and output is not None:
+        raise typer.BadParameter("--output is for one run: write each with weighbridge results")
     from weighbridge.tasks.settings import load_settings
 
     settings = load_settings(database_url=database, allow_remote_api=allow_remote_api or None)
     with document_file(documents, text) as (path, source):
-        outcome = run_flow(
-            settings,
-            {
-                "documents": path,
-                "source": source,
-                "schema": schema,
-                "text_field": "text" if text is not None else text_field,
-                "id_field": "id" if text is not None else id_field,
-                "limit": limit,
-                "checkpoint": checkpoint,
-                "model_id": model_id,
-                "revision": revision,
-                "temperature": temperature,
-                "allow_uncalibrated": allow_uncalibrated,
-                "max_input_tokens": max_input_tokens,
-                "layout": layout,
-                "encoding": encoding,
-                "mode": mode,
-                "field_batch_size": field_batch_size,
-                "permutations": permutations,
-                "rescore": rescore,
-                "store_text": not no_store_text,
-            },
-            output=output,
-        )
-    if as_json:
+        request: dict[str, Any] = {
+            "documents": path,
+            "source": source,
+            **named_schema(schema),
+            "text_field": "text" if text is not None else text_field,
+            "id_field": "id" if text is not None else id_field,
+            "format": format,
+            "query": query,
+            "limit": limit,
+            "checkpoint": checkpoint,
+            "model_id": model_id,
+            "revision": revision,
+            "temperature": temperature,
+            "allow_uncalibrated": allow_uncalibrated,
+            "max_input_tokens": max_input_tokens,
+            "layout": layout,
+            "encoding": encoding,
+            "mode": mode,
+            "field_batch_size": field_batch_size,
+            "permutations": permutations,
+            "rescore": rescore,
+            "store_text": not no_store_text,
+        }
+        outcome = run_flow(settings, request, output=output)
+        not_utf8 = _not_utf8(settings.database_url, request, outcome)
+        other = None if against is None else run_flow(settings, against_request(request, against))
+    if other is not None:
+        report_against(settings.database_url, outcome, other, as_json=as_json)
+    elif as_json:
         print_json(outcome)
     else:
         _print_outcome(settings.database_url, outcome, one_text=text is not None)
-    if outcome["rejected"]:
+    if not_utf8:
+        print_hint(not_utf8)
+    if outcome["rejected"] or (other and other["rejected"]):
         raise typer.Exit(ExitCode.REJECTED)
+
+
+def named_schema(schema: str) -> dict[str, str | None]:
+    """Return a schema as parameters of a flow.
+
+    A Pydantic model is written out: the flow may run where its module is not.
+    """
+    from weighbridge.tasks.questions import names_model, read_schema
+
+    if not names_model(schema):
+        return {"schema": schema}
+    read = read_schema(schema)
+    return {"schema": read.canonical, "schema_name": read.name}
 
 
 def _print_outcome(database_url: str, outcome: dict[str, Any], *, one_text: bool) -> None:
@@ -248,6 +245,20 @@ def _print_outcome(database_url: str, outcome: dict[str, Any], *, one_text: bool
         print_hint(f"weighbridge rejected {run} says what was rejected, and why")
     if outcome["documents"] > outcome["rejected"]:
         print_hint(f"weighbridge results {run} shows each answer")
+
+
+def _not_utf8(database_url: str, request: dict[str, Any], outcome: dict[str, Any]) -> str | None:
+    """Say what to do if most records were rejected for their encoding."""
+    if not outcome["rejected"]:
+        return None
+    from weighbridge.db import rejected_codes
+    from weighbridge.tasks.encodings import encoding_hint
+
+    codes = ask_store(database_url, rejected_codes, outcome["run_id"])
+    refused = codes.get("document.encoding", 0)
+    return encoding_hint(
+        request["documents"], refused, outcome["documents"], known_as=request["source"]
+    )
 
 
 def ask_store(database_url: str, query: "Callable[[Engine, int], _T]", run_id: int) -> _T:
@@ -278,10 +289,12 @@ def run_flow(
     import httpx
     from pydantic import ValidationError
 
-    from weighbridge.db import ResultRow, export_format, export_rows, results, store_path
+    from weighbridge.db import export_format, store_path
+    from weighbridge.db.place import require_place
 
     if output is not None:
         export_format(output)  # a wrong name is told before hours of scoring, not after
+    require_place(settings.database_url)
     path = store_path(settings.database_url)
     quiet_prefect()
     from weighbridge.flows import ScoreRequest, listening, score_documents
@@ -309,9 +322,11 @@ def run_flow(
             hint=_GOES_ON,
         ) from error
     if output is not None:
-        rows = ask_store(settings.database_url, results, outcome["run_id"])
-        export_rows(rows, output, columns=ResultRow.__annotations__)
-        print_note(f"answers written to {output}")
+        ask_store(
+            settings.database_url,
+            lambda engine, run_id: write_run(engine, run_id, output),
+            outcome["run_id"],
+        )
     return outcome
 
 
@@ -344,6 +359,7 @@ def _check(request: "ScoreRequest") -> None:
         text_field=request.text_field,
         id_field=request.id_field,
         format=request.format,
+        query=request.query,
     )
 
 
@@ -353,36 +369,9 @@ def _refused(error: "ValidationError") -> typer.BadParameter:
     field = str(first["loc"][0])
     named = {"documents": "DOCS", "database": "--db"}
     reason = first["msg"].removeprefix("Value error, ")
+    # A URL is not repeated: it may hold a password.
+    came = "" if "://" in str(first["input"]) else f", got {first['input']!r:.80}"
     return typer.BadParameter(
-        f"{reason}, got {first['input']!r:.80}",
+        f"{reason}{came}",
         param_hint=named.get(field, f"--{field.rstrip('_').replace('_', '-')}"),
     )
-
-
-@contextmanager
-def document_file(documents: str | None, text: str | None) -> Generator[tuple[str, str | None]]:
-    """Give the path of the documents, and what people know them as.
-
-    Standard input and a typed text are spooled to a private file, because no
-    document text may become a parameter of a flow run.
-    """
-    if text is None and documents != "-":
-        yield str(documents), None
-        return
-    handle, name = tempfile.mkstemp(prefix="weighbridge-", suffix="" if text is None else ".jsonl")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if text is None:
-                if sys.stdin.isatty():
-                    print_note("reading documents from the terminal; end them with Ctrl-D")
-                while chunk := sys.stdin.buffer.read(1 << 20):
-                    file.write(chunk)
-            else:
-                file.write(json.dumps({"text": text}).encode())
-        yield name, "stdin" if text is None else "--text"
-    except SourceError as error:
-        # Where it was spooled says nothing to whoever piped it in.
-        hint = error.hint and error.hint.replace(name, "-")
-        raise SourceError(error.message.replace(name, "standard input"), hint=hint) from error
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -8,9 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
-from weighbridge.db import ExportRefused, export_format, export_rows
+from weighbridge.db import (
+    CsvStyle,
+    ExportRefused,
+    common_type,
+    export_format,
+    export_rows,
+    export_values,
+)
+from weighbridge.db.export import ROW_GROUP, as_text
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "value": 'comma, quote " and\nline', "probability": 0.1, "margin": None},
@@ -100,7 +109,7 @@ def test_a_place_that_holds_no_file_is_refused_beforehand(tmp_path: Path, place:
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ExportRefused, match=words) as caught:
         export_format(tmp_path / place)
-    assert caught.value.hint == "name a file in an existing folder"
+    assert str(caught.value.hint).startswith("name another file in an existing folder")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -114,3 +123,109 @@ def test_a_place_that_goes_away_is_refused(tmp_path: Path):
     # /proc takes no new files, not even from root, and says so only when one is made.
     with pytest.raises(ExportRefused, match="must be a file that can be written"):
         export_rows(ROWS, Path("/proc/answers.csv"), columns=COLUMNS)
+
+
+TYPES = {"id": str, "value": str, "probability": float, "margin": float, "n": int}
+
+
+def test_parquet_keeps_types_and_nulls(tmp_path: Path):
+    rows = [{**row, "n": 2**53 + n} for n, row in enumerate(ROWS)]
+    export_rows(rows, tmp_path / "a.parquet", columns=TYPES)
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    assert table.to_pylist() == rows
+    kinds = {field.name: str(field.type) for field in table.schema}
+    # 2 ** 53 + 1 is no float64: integers are integers.
+    assert kinds == {
+        **dict.fromkeys(("id", "value"), "string"),
+        **dict.fromkeys(("probability", "margin"), "double"),
+        "n": "int64",
+    }
+    export_rows([], tmp_path / "a.parquet", columns=TYPES)
+    assert pyarrow.parquet.read_table(tmp_path / "a.parquet").schema == table.schema
+
+
+def test_parquet_is_written_in_row_groups(tmp_path: Path):
+    rows = ((n, f"v{n % 3}") for n in range(2 * ROW_GROUP + 1))
+    done = export_values(rows, tmp_path / "a.parquet", columns={"n": int, "value": str})
+    file = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet")
+    assert (done.rows, file.metadata.num_row_groups) == (2 * ROW_GROUP + 1, 3)
+    assert file.read().column("n").to_pylist() == list(range(done.rows))
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "@SUM(A1)", "+1 (2)", "-x", "\t=1", "\r=1", "+49 30 1"])
+def test_formulas_stay_unless_they_are_to_be_escaped(tmp_path: Path, cell: str):
+    path = tmp_path / "a.csv"
+    for escape, wanted in ((False, cell), (True, f"'{cell}")):
+        done = export_values([(cell, 1.0)], path, columns=["id", "p"], style=CsvStyle(escape))
+        with path.open(newline="", encoding="utf-8") as file:
+            assert list(csv.reader(file)) == [["id", "p"], [wanted, "1.0"]]
+        assert (done.rows, done.formulas) == (1, 1)
+
+
+@pytest.mark.parametrize("cell", ["-5", "+5.25", "a=b", "", "'=1", "1-2"])
+def test_what_is_no_formula_is_not_taken_for_one(tmp_path: Path, cell: str):
+    path = tmp_path / "a.csv"
+    done = export_values(
+        [(cell, -1.5)], path, columns=["id", "p"], style=CsvStyle(escape_formulas=True)
+    )
+    assert done.formulas == 0
+    assert path.read_text().endswith(f"{cell},-1.5\n")
+
+
+def test_a_format_given_by_name(tmp_path: Path):
+    export_rows(ROWS, tmp_path / "answers", columns=COLUMNS, format="jsonl")
+    assert len((tmp_path / "answers").read_text().split("\n")) == 3
+    with pytest.raises(
+        ExportRefused, match=r"end as its format does, got a\.csv for the format json"
+    ):
+        export_format(tmp_path / "a.csv", "json")
+
+
+def test_a_csv_file_for_a_spreadsheet(tmp_path):
+    path = tmp_path / "a.csv"
+    style = CsvStyle(escape_formulas=True, byte_order_mark=True, separator=";", decimal=",")
+    rows = [("=1;2", 0.5, 7, True), ("é", None, -1, [1])]
+    export_values(rows, path, columns=["id", "p", "n", "x"], style=style)
+    text = path.read_bytes().decode("utf-8")
+    assert text == '\ufeffid;p;n;x\n"\'=1;2";0,5;7;true\né;;-1;[1]\n'
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None], int),
+        ([1, 2.5], float),
+        ([True, False], bool),
+        # Mixed, or too long for a number of a file.
+        *(([], str), ([None], str), ([1, "a"], str), ([True, 1], str), ([[1]], str)),
+        *(([2**63], str), ([2**53 + 1, 0.5], str), (["a"], str)),
+    ],
+)
+def test_the_type_of_a_column(values, kind, tmp_path):
+    assert common_type(values) is kind
+    path = tmp_path / "a.parquet"
+    export_values([(value,) for value in values], path, columns={"x": common_type(values)})
+    (told,) = pyarrow.parquet.read_table(path).to_pydict().values()
+    text = kind is str
+    assert told == [as_text(value) if text else value for value in values]
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "link.csv"])
+def test_a_database_is_never_replaced(store, engine, path, make, name):
+    run_id = store.begin_run(make.start()).run_id
+    store.record_batch(run_id, make.batch(make.scored(0)))
+    path.with_name("link.csv").symlink_to(path)
+    before = path.read_bytes()
+    # A slip of --db and --output must not cost the answers of a year.
+    with pytest.raises(ExportRefused, match="it is a SQLite database"):
+        export_format(path.with_name(name), "csv")
+    assert path.read_bytes() == before
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    pipe = tmp_path / "out.csv"
+    os.mkfifo(pipe)
+    # As root, /dev/null itself would become a plain file.
+    with pytest.raises(ExportRefused, match="a pipe or a device"):
+        export_format(pipe)
+    assert pipe.is_fifo()

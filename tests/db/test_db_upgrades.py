@@ -135,3 +135,14 @@ def test_a_store_of_the_first_version_keeps_every_row(old, make):
     store.record_batch(run_id, make.batch(make.reused(0), make.scored(1, "another")))
     assert len(results(engine, run_id)) == 6
     engine.dispose()
+
+
+def test_an_upgraded_store_has_the_views_of_its_schemas_and_finds_a_document_by_id(old):
+    open_engine(sqlite_url(old)).dispose()
+    with closing(sqlite3.connect(old)) as connection:
+        rows = connection.execute("SELECT external_id, topic FROM answers_triage").fetchall()
+        plan = connection.execute(
+            "EXPLAIN QUERY PLAN SELECT position FROM item WHERE external_id = 'T-1'"
+        ).fetchall()
+    assert rows == [("T-0", "billing"), ("T-1", "billing")]
+    assert "ix_item_external_id" in plan[0][3]

@@ -113,6 +113,53 @@ def test_misuse_ends_with_2_and_names_the_help(
     assert last == f"hint: {hint}"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hints"),
+    [
+        *(
+            ([name], [f"weighbridge db {name} --help"])
+            for name in ("prune", "backup", "forget", "vacuum", "upgrade", "path")
+        ),
+        (["convert", "a.json", "--to", "nimble"], ["weighbridge schema convert --help"]),
+        (["info"], ["weighbridge checkpoint info --help"]),
+        (
+            ["validate", "tickets.csv", "triage.json"],
+            ["--schema triage.json", "weighbridge validate --help"],
+        ),
+        (
+            ["score", "--limit", "3", "a.csv", "--json", "triage.json"],
+            ["--schema triage.json", "weighbridge score --help"],
+        ),
+        # Neither the documents nor a value of an option is taken for a schema.
+        (["score", "a.json"], ["weighbridge score --help"]),
+        (["score", "a.csv", "--output", "o.json"], ["weighbridge score --help"]),
+        (["score", "a.csv", "--schema", "s.json", "t.json"], ["weighbridge score --help"]),
+        *(
+            (
+                [command, "a.csv", "--schema", "s.json", *option],
+                [
+                    "--encoding is what the model says, labels or codes, not how a file is written",
+                    f"files must be UTF-8: iconv -f {name} -t UTF-8 FILE > utf8-FILE",
+                    f"weighbridge {command} --help",
+                ],
+            )
+            for command, option, name in (
+                ("score", ["--encoding", "cp1252"], "cp1252"),
+                ("validate", ["--encoding=latin-1"], "latin-1"),
+                ("validate", ["--encoding", "$(x)"], "FROM"),
+            )
+        ),
+    ],
+)
+def test_what_was_probably_meant_is_told(
+    arguments: list[str], hints: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    first, *said = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: ")
+    assert said == [f"hint: {hint}" for hint in hints]
+
+
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
     out, err = capsys.readouterr()

@@ -169,6 +169,10 @@ def test_query(filled: Path, capsys: pytest.CaptureFixture[str]):
     assert out.splitlines() == ["n  n:2  x  b", "1  a       00ff"]
     assert err == ""
     assert answer(capsys, "query", "select 9e999 as big") == [{"big": "inf"}]
+    assert main(["query", "select 1.0 / 3 as third, 2 as two"]) == 0
+    assert capsys.readouterr().out.splitlines() == [" third  two", "0.3333    2"]
+    assert main(["query", "select 1 as n where false"]) == 0
+    assert capsys.readouterr() == ("n\n", "0 rows\n")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_any_text_is_scored_or_says_why_not(
 def test_answers_are_written_to_a_file(suffix: str, capsys: pytest.CaptureFixture[str]):
     path = Path(f"answers{suffix}")
     assert main(["score", "two.jsonl", "--schema", SCHEMA, "--json", "--output", str(path)]) == 0
-    assert f"answers written to {path}" in capsys.readouterr().err
+    assert f" written to {path}" in capsys.readouterr().err
     assert main(["results", "--json"]) == 0
     expected = json.loads(capsys.readouterr().out)
     text = path.read_text()
@@ -236,7 +236,7 @@ def test_misuse_ends_with_2(
     ("arguments", "words"),
     [
         (["absent.jsonl", "--schema", SCHEMA], "absent.jsonl does not exist"),
-        ([".", "--schema", SCHEMA], "is a folder"),
+        ([".", "--schema", SCHEMA], "a folder must hold text files"),
         (["two.jsonl", "--schema", "absent.json"], "absent.json"),
         (["two.jsonl", "--schema", ""], "schema"),
         (["two.jsonl", "--schema", "two.jsonl"], "two.jsonl"),

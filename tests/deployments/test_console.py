@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.deployments import console
@@ -118,3 +118,83 @@ def test_warnings_of_our_layers_are_shown_once(capsys: pytest.CaptureFixture[str
         logging.getLogger("elsewhere").info("not ours")
     # A fallback must not be silent, and a warning per batch would bury the answer.
     assert capsys.readouterr().err == "hint: computed on its own, which is slower\n"
+
+
+@given(st.text(), st.lists(st.dictionaries(st.text(), st.text() | st.none(), min_size=1)))
+def test_json_with_a_long_list_is_the_same_value(text: str, entries: list[dict[str, str | None]]):
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        console.print_json_with_list({"head": text, "more": {}}, "list", iter(entries))
+    # As if it had been one value all along, and nothing for the terminal to act on.
+    assert json.loads(out.getvalue()) == {"head": text, "more": {}, "list": entries}
+    assert controls(out.getvalue()) == []
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *table: object) -> list[str]:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"NO_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    console.print_table(*table)  # pyright: ignore[reportArgumentType]
+    return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+
+
+def test_columns_keep_a_readable_width(monkeypatch: pytest.MonkeyPatch):
+    columns = [Column("a name of its own"), Column("n", "right"), Column("text")]
+    row = {"a name of its own": "x", "n": 123456, "text": "word " * 20}
+    lines = on_terminal(monkeypatch, 40, columns, [row])
+    assert lines[0] == "a name of its own       n  text"
+    assert lines[1] == "x                  123456  word word"
+    # 20 words, two in each line; the other columns stay blank beside them.
+    assert len(lines) == 1 + 10
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_table_too_wide_is_a_record_for_each_row(monkeypatch: pytest.MonkeyPatch):
+    columns = [Column(f"column_{n}") for n in range(9)]
+    rows = [{f"column_{n}": f"{'value' * 20}-{r}-{n}" for n in range(9)} for r in range(2)]
+    lines = on_terminal(monkeypatch, 80, columns, rows)
+    assert lines.count("") == 1
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.startswith("column")] == [
+        column.name for _ in rows for column in columns
+    ]
+    # Every value, put together again from its lines.
+    told = "".join(line[len("column_0  ") :] for line in lines)
+    assert told == "".join(value for row in rows for value in row.values())
+    assert on_terminal(monkeypatch, 80, columns, []) == [column.name for column in columns]
+
+
+@settings(deadline=None)  # how long a first console takes says nothing of tables
+@given(
+    st.lists(st.tuples(st.text(min_size=1, max_size=12), st.text(max_size=60)), min_size=1),
+    st.integers(10, 100),
+)
+def test_no_table_loses_a_value_on_a_terminal(pairs: list[tuple[str, str]], width: int):
+    names = {f"{place}{printable(name)}": text for place, (name, text) in enumerate(pairs)}
+    columns = [Column(name) for name in names]
+    with pytest.MonkeyPatch.context() as patch:
+        lines = on_terminal(patch, width, columns, [names])
+    # Counted without blanks, which folding may eat.
+    told = sorted(re.sub(r"\s", "", "".join(lines)))
+    wanted = "".join(part for name, text in names.items() for part in (name, printable(text)))
+    assert told == sorted(re.sub(r"\s", "", wanted))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.8807970779778823, "0.8808"), (123456.789, "123457"), (0.1 + 0.2, "0.3"), (1e-9, "1e-09")],
+)
+def test_floats_of_unknown_size(value: float, shown: str, capsys: pytest.CaptureFixture[str]):
+    console.print_table([Column("n", "right", significant=4)], [{"n": value}])
+    assert capsys.readouterr().out.splitlines()[1].strip() == shown

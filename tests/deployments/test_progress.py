@@ -77,3 +77,26 @@ def test_only_what_runs_within_is_listened_to():
             report(Progress("for another"))
     report(Progress("after"))
     assert [each.stage for each in seen] == ["within"]
+
+
+def test_counts_without_an_end_come_now_and_then(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+):
+    with progress.counting("looked at") as tell:
+        said: list[str] = []
+        for seconds, done in ((0, 1), (9.9, 500), (10, 501), (19, 900), (20, 1000)):
+            clock.append(100.0 + seconds)
+            tell(done)
+            said.append(capsys.readouterr().err)
+    # Ten seconds after it began, and ten after that.
+    assert said == ["", "", "501 documents looked at\n", "", "1000 documents looked at\n"]
+
+
+def test_counts_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        progress, "progress_console", lambda: Console(file=screen, force_terminal=True, width=80)
+    )
+    with progress.counting("looked at") as tell:
+        tell(1234)
+    assert "1,234 documents looked at" in re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", screen.getvalue())

@@ -211,7 +211,7 @@ def test_a_bad_csv_record_loses_no_neighbour(tmp_path: Path, record: bytes, code
 
 
 def test_an_open_quote_is_given_up_after_its_bound(tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr(records, "MAX_QUOTED_BYTES", 50)
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 50)
     data = b'text\n"open\n' + b"fine\n" * 30
     found = read(tmp_path, data, "docs.csv")
     assert codes(found) == ["document.bad_csv"] + [None] * 30
@@ -261,7 +261,7 @@ def test_a_header_without_records_is_an_empty_answer(tmp_path: Path):
         ("a.jsonl", b"\x1f\x8b\x08\x00", "gzip"),
         ("a.csv", b"PK\x03\x04\x14", "spreadsheet"),
         ("a.jsonl", bytes(range(1, 256)) * 4, "binary"),
-        ("a.json", b'[{"text": "a"}]', "JSON array"),
+        ("a.json", b'"text"', "array of objects"),
         ("a.csv", b"id,body\n1,a\n", '"text", and has none\nit has "id", "body"'),
         ("a.csv", b"id;body\n1;a\n", '"text", and has none\nit has "id", "body"'),
         ("a.csv", b"text,a,a\n1,2,3\n", '"a" comes twice'),
@@ -283,7 +283,7 @@ def test_missing_files_folders_and_pipes_are_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for path, words in (
         (tmp_path / "none.jsonl", "does not exist"),
-        (tmp_path, "is a folder"),
+        (tmp_path, "holds none"),
         (tmp_path / "pipe", "is a pipe"),
         (tmp_path / ("x" * 400), "readable"),
         (tmp_path / "nul\0", "readable"),
@@ -297,7 +297,7 @@ def test_format_beats_the_suffix_and_content_decides_without_one(tmp_path: Path)
     assert codes(read(tmp_path, data, "docs.csv", format="jsonl")) == [None]
     assert codes(read(tmp_path, data, "spooled")) == [None]
     assert codes(read(tmp_path, b"id,text\n1,a\n", "spooled")) == [None]
-    with pytest.raises(SourceError, match="format must be jsonl or csv"):
+    with pytest.raises(SourceError, match="format must be one of jsonl, json, csv,"):
         read(tmp_path, data, format="xml")
 
 

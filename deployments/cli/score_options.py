@@ -1,0 +1,118 @@
+"""Options of `score` that other commands take too: which documents, and which scorer."""
+
+from typing import Annotated, Literal
+
+import typer
+
+_SCORER = "Scorer"
+_DOCUMENTS = "Documents"
+
+SchemaOption = Annotated[
+    str,
+    typer.Option(
+        "--schema",
+        metavar="SCHEMA",
+        help="The questions: a schema or System One file, JSON, or a Pydantic model as "
+        "module:Class.",
+    ),
+]
+
+TextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        help="This text instead of documents.",
+        rich_help_panel=_DOCUMENTS,
+        show_default=False,
+    ),
+]
+
+TextFieldOption = Annotated[
+    str,
+    typer.Option(
+        help="Column of the text, or a template: {subject}\\n\\n{body}", rich_help_panel=_DOCUMENTS
+    ),
+]
+
+IdFieldOption = Annotated[str, typer.Option(help="Column of the id.", rich_help_panel=_DOCUMENTS)]
+
+FormatOption = Annotated[
+    Literal["jsonl", "json", "csv", "tsv", "parquet", "text", "sql"] | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="jsonl, json, csv, tsv, parquet, text or sql; name and content decide if left out.",
+        rich_help_panel=_DOCUMENTS,
+        show_default=False,
+    ),
+]
+
+QueryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--query",
+        metavar="SQL",
+        help="The documents are the rows of this statement; DOCS is a SQLite file or a "
+        "database URL.",
+        rich_help_panel=_DOCUMENTS,
+        show_default=False,
+    ),
+]
+
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Only so many documents.", rich_help_panel=_DOCUMENTS, show_default=False
+    ),
+]
+
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The model; the setting or the embedded one if left out.",
+        rich_help_panel=_SCORER,
+        show_default=False,
+    ),
+]
+
+MaxInputTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Longest prompt; 4096 or the checkpoint's own if left out.",
+        rich_help_panel=_SCORER,
+        show_default=False,
+    ),
+]
+
+LayoutOption = Annotated[
+    Literal["schema-first", "context-first"] | None,
+    typer.Option(
+        metavar="LAYOUT",
+        help="What the prompt begins with: schema-first or context-first; "
+        "the checkpoint's own if left out.",
+        rich_help_panel=_SCORER,
+        show_default=False,
+    ),
+]
+
+EncodingOption = Annotated[
+    Literal["labels", "codes"] | None,
+    typer.Option(
+        metavar="ENCODING",
+        help="What the model says: labels or codes; the checkpoint's own if left out.",
+        rich_help_panel=_SCORER,
+        show_default=False,
+    ),
+]
+
+PermutationsOption = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        min=1,
+        help="Average K orders of the choices and tell how often they disagree.",
+        rich_help_panel=_SCORER,
+    ),
+]

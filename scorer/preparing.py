@@ -1,0 +1,71 @@
+"""From a document to the rows of every order of the choices, or to why it is rejected.
+
+Needs the tokenizer only. `ParallelScorer` scores what `prepare` returns, and `measure`
+looks at the same without scoring it: both reject the same documents.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weighbridge.scorer.errors import DocumentError
+from weighbridge.scorer.plan import Prompted, SchemaPlan
+from weighbridge.scorer.results import Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A document as rows, and the seconds that took."""
+
+    prompted: Prompted
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a document costs, and whether it would be rejected before the model sees it.
+
+    Attributes:
+        input_tokens: Tokens of its longest prompt, over all fields and orders of the
+            choices; also of one that is too long, None where it makes no prompt.
+        rejection: Why it is rejected, None where it is not.
+    """
+
+    input_tokens: int | None
+    rejection: Rejection | None
+
+
+def prepare(orders: Sequence[SchemaPlan], context: object) -> tuple[Ready, ...] | Rejection:
+    """Turn a document into the rows of every order of the choices."""
+    if not isinstance(context, str):
+        return Rejection(
+            code="document.not_text",
+            message=f"a document must be text, got {type(context).__name__}",
+        )
+    made: list[Ready] = []
+    for plan in orders:
+        start = time.perf_counter()
+        try:
+            prompted = plan.rows(context)
+        except DocumentError as error:
+            return Rejection(code=error.code, message=error.message)
+        made.append(Ready(prompted, time.perf_counter() - start))
+    return tuple(made)
+
+
+def measure(plans: Sequence[SchemaPlan], context: object) -> Measured:
+    """Say what a document would cost, without a model.
+
+    What only the model can show, an answer that is no finite number, is not foreseen.
+
+    Args:
+        plans: The plan of each order of the choices, as `ParallelScorer.plans` returns.
+        context: The document.
+    """
+    orders = tuple(dict.fromkeys(plans))
+    prepared = prepare(orders, context)
+    if not isinstance(prepared, Rejection):
+        return Measured(max(ready.prompted.input_tokens for ready in prepared), None)
+    if prepared.code != "document.too_long":
+        return Measured(None, prepared)
+    return Measured(max(plan.input_tokens(str(context)) for plan in orders), prepared)
