@@ -246,7 +246,7 @@ def _to_json(value: Any) -> str:
 # the locks that this process holds through SQLite (POSIX advisory locks; SQLite documentation,
 # "How To Corrupt An SQLite Database File", section 2.2).
 def _prepare_file(path: Path) -> None:
-    _require_place(path)
+    require_file(path)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -257,7 +257,7 @@ def _prepare_file(path: Path) -> None:
                 if file.stat().st_uid == os.geteuid():
                     file.chmod(0o600)
     except OSError as error:
-        raise _no_access(path, error.strerror or str(error)) from error
+        raise no_access(path, error.strerror or str(error)) from error
     try:
         _use_wal(path)
     except sqlite3.Error as error:
@@ -265,7 +265,7 @@ def _prepare_file(path: Path) -> None:
 
 
 def _require_readable(path: Path) -> None:
-    _require_place(path)
+    require_file(path)
     try:
         path.stat()
     except FileNotFoundError:
@@ -274,12 +274,13 @@ def _require_readable(path: Path) -> None:
             hint="weighbridge score creates one; or name another",
         ) from None
     except OSError as error:
-        raise _no_access(path, error.strerror or str(error)) from error
+        raise no_access(path, error.strerror or str(error)) from error
     if not os.access(path, os.R_OK):
-        raise _no_access(path, "permission denied")
+        raise no_access(path, "permission denied")
 
 
-def _require_place(path: Path) -> None:
+def require_file(path: Path) -> None:
+    """Refuse a place that is not local, and a folder."""
     require_local(path)  # first: it refuses what cannot be a path at all
     if path.is_dir():
         raise StoreUnavailable(
@@ -287,7 +288,8 @@ def _require_place(path: Path) -> None:
         )
 
 
-def _no_access(path: Path, reason: str) -> StoreUnavailable:
+def no_access(path: Path, reason: str) -> StoreUnavailable:
+    """Say that a store cannot be opened, and why."""
     return StoreUnavailable(
         f"{path} cannot be opened: {reason}",
         hint="the file and its folder must be yours to read and write",

@@ -5,9 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from weighbridge.db.engine import connect_readonly, translate
-from weighbridge.db.errors import StoreUnavailable
-from weighbridge.db.filesystems import require_local
+from weighbridge.db.engine import connect_readonly, no_access, require_file, translate
 from weighbridge.db.location import store_path
 
 
@@ -23,22 +21,18 @@ def require_place(url: str) -> None:
     path = store_path(url)
     if path is None:
         return
-    require_local(path)
-    if path.is_dir():
-        raise StoreUnavailable(
-            f"a store must be a file, got the folder {path}", hint=f"name one: {path / 'store.db'}"
-        )
+    require_file(path)
     try:
         there = path.exists()
         folder = path if there else next(each for each in path.parents if each.exists())
     except OSError as error:
-        raise _no_access(path, error.strerror or str(error)) from error
+        raise no_access(path, error.strerror or str(error)) from error
     if there:
         _require_sqlite(path)
     elif not folder.is_dir():
-        raise _no_access(path, f"{folder} is not a folder")
+        raise no_access(path, f"{folder} is not a folder")
     if not os.access(folder, os.R_OK | os.W_OK):
-        raise _no_access(path, "permission denied")
+        raise no_access(path, "permission denied")
 
 
 def _require_sqlite(path: Path) -> None:
@@ -49,10 +43,3 @@ def _require_sqlite(path: Path) -> None:
         pass  # a lock, or a log that cannot be read without writing: opening the store tells
     except sqlite3.DatabaseError as error:
         raise translate(error, str(path)) from error
-
-
-def _no_access(path: Path, reason: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{path} cannot be opened: {reason}",
-        hint="the file and its folder must be yours to read and write",
-    )

@@ -93,4 +93,4 @@ def _warn(done: "Exported", style: "CsvStyle") -> None:
     if done.formulas and not style.escape_formulas:
         cells = "1 cell begins" if done.formulas == 1 else f"{done.formulas:,} cells begin"
         print_note(f"{cells} with = + - or @, which a spreadsheet runs as a formula")
-        print_hint("weighbridge results --escape-formulas writes ' before such cells")
+        print_hint("--escape-formulas writes ' before such cells")

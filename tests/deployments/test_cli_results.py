@@ -153,7 +153,7 @@ def test_formulas_are_told_and_only_changed_when_asked(
     _, err = run(capsys, "results", "1", "--output", "a.csv")
     # The hostile id stands once for each of its three fields.
     assert "3 cells begin with = + - or @, which a spreadsheet runs as a formula" in err
-    assert "hint: weighbridge results --escape-formulas" in err
+    assert "hint: --escape-formulas" in err
     assert f"\n1,60,{HOSTILE}," in Path("a.csv").read_text()
     _, err = run(capsys, "results", "1", "--output", "a.csv", "--escape-formulas")
     assert err == f"{3 * (DOCUMENTS + 1)} rows of run 1 (tickets.jsonl) written to a.csv\n"
