@@ -125,7 +125,7 @@ def inspect_checkpoint(
         )
     path = path.resolve()
     config = _read_json(path / "config.json")
-    weights = _weights(path)
+    weights = weight_files(path)
     adapters = [name for name in ADAPTER_FILES if (path / name).exists()]
     if adapters:
         raise CheckpointError(
@@ -168,7 +168,7 @@ def fingerprint(folder: Path, hash_cache: Path | None = None) -> str:
         CheckpointError: There are no weights, or a file cannot be read.
     """
     identity = [folder / name for name in IDENTITY_FILES if (folder / name).is_file()]
-    return _fingerprint([*identity, *_weights(folder)], hash_cache)
+    return _fingerprint([*identity, *weight_files(folder)], hash_cache)
 
 
 def load_model(folder: Path, dtype: str) -> Any:
@@ -225,7 +225,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _weights(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weight files of a checkpoint folder, in order of their names.
+
+    Raises:
+        CheckpointError: There are none.
+    """
     weights = sorted(folder.glob("model*.safetensors"))  # what mlx-lm loads
     if not weights:
         raise CheckpointError(

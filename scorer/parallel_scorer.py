@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
@@ -61,6 +62,8 @@ class ParallelScorer:
         dtype: Compute dtype. None takes the backend's; `float64` is for tests of
             exactness and computes on the CPU.
         hash_cache: A file that keeps hashes of weight files.
+        loading: Entered in the caller's thread while weights are loaded, with this
+            scorer; may wait first, or raise to keep them from being loaded.
 
     Raises:
         CheckpointError: The folder is no checkpoint, or its trained contract
@@ -84,7 +87,9 @@ class ParallelScorer:
         permutations: int = 1,
         dtype: str | None = None,
         hash_cache: Path | None = None,
+        loading: "Callable[[ParallelScorer], AbstractContextManager[object]] | None" = None,
     ) -> None:
+        self._loading = loading
         self.info = inspect_checkpoint(
             checkpoint, model_id=model_id, revision=revision, hash_cache=hash_cache
         )
@@ -249,7 +254,17 @@ class ParallelScorer:
                         found.append(self._score_ready(plan, ready, chosen, field_batch_size))
             return [self._result(plans, dict(zip(orders, each, strict=False))) for each in said]
 
-        return on_mlx_thread(run) if needs_model else run()
+        if not needs_model:
+            return run()
+        self.load()
+        return on_mlx_thread(run)
+
+    def load(self) -> None:
+        """Load the weights and check them, unless they are in memory already."""
+        if self.model_loaded:
+            return
+        with nullcontext() if self._loading is None else self._loading(self):
+            on_mlx_thread(self._resident.load)
 
     def _score_ready(
         self, plan: SchemaPlan, ready: Ready, mode: Mode, batch_size: int | None

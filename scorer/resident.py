@@ -1,7 +1,7 @@
 """A checkpoint that stays: tokenizer, plans and weights kept across documents and runs.
 
-Weights are loaded on first need, on the MLX thread, and at most one checkpoint
-holds weights at a time.
+Weights are loaded on first need, on the MLX thread. Another checkpoint takes the place
+of those used longest ago where memory does not hold all of them.
 """
 
 import logging
@@ -23,6 +23,7 @@ from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine, Mode, Row, Timings
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import HeadCut
+from weighbridge.scorer.memory import memory_budget, weight_bytes
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.scorer.plan import SchemaPlan
 from weighbridge.scorer.prior import label_prior
@@ -33,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 PLAN_LIMIT = 2 * MAX_PERMUTATIONS
 """Plans kept: all orders of the choices of one schema, and as many again."""
+
+_WORK = 1.25
+"""Memory of a checkpoint at work, with caches and activations, as a multiple of its weights."""
+
+LOADED_LIMIT = 4
+"""Checkpoints that hold weights at a time, however much memory there is."""
 
 PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 """Largest difference of logits that must be equal, relative to their spread, by dtype."""
@@ -53,6 +60,7 @@ class ResidentCheckpoint:
         self._hash_cache = hash_cache
         self.branching = True
         self._engine: Engine | None = None
+        self.used = 0.0
         self._plans: OrderedDict[tuple[object, ...], SchemaPlan] = OrderedDict()
         self._priors: WeakKeyDictionary[SchemaPlan, tuple[tuple[float, ...], ...]] = (
             WeakKeyDictionary()
@@ -98,7 +106,7 @@ class ResidentCheckpoint:
         Call on the MLX thread.
         """
         with self._device():
-            engine = self._engine or self._load()
+            engine = self.load()
             if not self.branching:
                 mode = Mode.INDEPENDENT
             return engine.score(
@@ -136,6 +144,17 @@ class ResidentCheckpoint:
             )
         return self._priors[plan]
 
+    def load(self) -> Engine:
+        """Return the engine, with the weights loaded and checked on first need.
+
+        Call on the MLX thread.
+        """
+        self.used = time.monotonic()
+        if self._engine is None:
+            with self._device():
+                self._engine = self._load()
+        return self._engine
+
     def release(self) -> None:
         """Give the weights and all caches back."""
         self._engine = None
@@ -150,7 +169,7 @@ class ResidentCheckpoint:
     def _load(self) -> Engine:
         _make_room(self)
         start = time.perf_counter()
-        logger.info("loading %s on %s", self.info.name, self.backend.name)
+        logger.debug("loading %s", self.info.name)
         model = load_model(self.info.folder, self.backend.dtype)
         # Weights load long after their hash was taken, and stand for it in every decision.
         if fingerprint(self.info.folder, self._hash_cache) != self.info.fingerprint:
@@ -178,12 +197,12 @@ class ResidentCheckpoint:
                 self.info.name,
                 difference,
             )
-        self._engine = engine
-        logger.info(
-            "loaded %s in %.1f s, %.2f GiB",
+        logger.debug(
+            "loaded %s in %.1f s, %.2f GiB on %s",
             self.info.name,
             time.perf_counter() - start,
             _active_bytes() / 2**30,
+            self.backend.name,
         )
         return engine
 
@@ -217,10 +236,21 @@ def resident_checkpoint(
 
 
 def _make_room(wanted: ResidentCheckpoint) -> None:
-    for other in list(_residents.values()):
-        if other is not wanted and other.loaded:
-            logger.info("releasing %s", other.info.name)
-            other.release()
+    """Release what was used longest ago until a checkpoint fits beside the rest."""
+    budget = memory_budget(wanted.backend)
+    needed = weight_bytes(wanted.info.folder, wanted.backend.dtype) * _WORK
+    others = [each for each in _residents.values() if each is not wanted and each.loaded]
+    others.sort(key=lambda each: each.used)
+    while others and (len(others) >= LOADED_LIMIT or _active_bytes() + needed > budget):
+        oldest = others.pop(0)
+        logger.info("releasing %s to make room for %s", oldest.info.name, wanted.info.name)
+        oldest.release()
+
+
+def release_checkpoints() -> None:
+    """Give the weights and caches of all checkpoints of this process back."""
+    for each in list(_residents.values()):
+        each.release()
 
 
 def _clear_buffers() -> None:

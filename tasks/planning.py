@@ -13,6 +13,7 @@ from hashlib import sha256
 from weighbridge.db.errors import RecordRefused
 from weighbridge.db.store import Store
 from weighbridge.tasks.sources import BadRecord, Document
+from weighbridge.tasks.stopping import Stopped, stop_asked
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ def plan_batches(
         RecordRefused: A recorded position now holds another text: skipping it would
             lose a document, and scoring it would give the position two.
         RunRefused: The run does not exist, is closed, or was taken over.
+        Stopped: This process was asked to stop while another run had what is left.
     """
     for batch in _batches(store, run_id, records, sizer):
         given = time.perf_counter()
@@ -247,6 +249,8 @@ def _retry_deferred(
 
     `waited_for` holds the texts of the last look, so that a wait is told once.
     """
+    if reason := stop_asked():
+        raise Stopped(reason)
     if not waited_for.issuperset(deferred):
         count = sum(map(len, deferred.values()))
         logger.info("waiting for %d documents that another run is scoring", count)

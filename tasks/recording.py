@@ -28,6 +28,7 @@ from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches
 from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document
+from weighbridge.tasks.stopping import Stopped
 
 _PACKAGES = ("weighbridge", "mlx", "mlx-lm", "prefect")
 
@@ -151,11 +152,13 @@ def recorded_run(
             yield run
             store.finish_run(run.run_id, "completed", documents=total)
         except BaseException as error:
-            status = "failed" if isinstance(error, Exception) else "cancelled"
+            stopped = isinstance(error, Stopped) or not isinstance(error, Exception)
+            status = "cancelled" if stopped else "failed"
+            message = error.message if isinstance(error, Stopped) else type(error).__name__
             # What went wrong first matters. A run left open is closed as crashed by a later
             # one, once this process is gone.
             with suppress(StoreError):
-                store.finish_run(run.run_id, status, message=type(error).__name__)
+                store.finish_run(run.run_id, status, message=message)
             raise
     finally:
         engine.dispose()
@@ -182,7 +185,8 @@ def _contract(info: CheckpointInfo) -> str | None:
 def _batch_name() -> str:
     parameters: dict[str, Any] = task_run.parameters or {}
     batch = parameters.get("batch")
-    return f"record {len(batch) if batch is not None else 0} documents"
+    count = len(batch) if batch is not None else 0
+    return f"record {count} document{'' if count == 1 else 's'}"
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name=_batch_name)
@@ -221,7 +225,7 @@ def record_batch(
             planned, results, mode=run.mode, backend=run.scorer.backend, keep=run.store_text
         ),
     )
-    get_run_logger().info(
+    get_run_logger().debug(
         "recorded: %d scored, %d reused, %d rejected",
         outcome.scored,
         outcome.reused,

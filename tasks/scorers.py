@@ -1,10 +1,20 @@
 """Which scorer a task or a command uses, as plain values, and how it is opened."""
 
+import logging
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
+from weighbridge.scorer.memory import weight_bytes
 from weighbridge.scorer.parallel_scorer import ParallelScorer
 from weighbridge.tasks.checkpoints import checkpoint_folder, hash_cache
+from weighbridge.tasks.lease import take_lease
 from weighbridge.tasks.settings import Settings, load_settings
+
+logger = logging.getLogger(__name__)
 
 
 class ScorerSpec(BaseModel):
@@ -40,8 +50,18 @@ class ScorerSpec(BaseModel):
     permutations: int = 1
 
 
-def open_scorer(spec: ScorerSpec, settings: Settings | None = None) -> ParallelScorer:
-    """Return the scorer of a spec. Loads no weights.
+def open_scorer(
+    spec: ScorerSpec,
+    settings: Settings | None = None,
+    *,
+    say: Callable[[str], None] = logger.info,
+) -> ParallelScorer:
+    """Return the scorer of a spec. Loads no weights, and takes the lease before it does.
+
+    Args:
+        spec: Which scorer.
+        settings: Of this process; None reads them.
+        say: Told in a sentence what is loaded, and if the accelerator has to be waited for.
 
     Raises:
         CheckpointError: There is no such checkpoint.
@@ -49,6 +69,7 @@ def open_scorer(spec: ScorerSpec, settings: Settings | None = None) -> ParallelS
         ScorerError: A number or name of the spec is not one that is allowed.
     """
     settings = settings or load_settings()
+    lease = settings.lease
     return ParallelScorer(
         checkpoint_folder(spec.checkpoint, settings),
         model_id=spec.model_id,
@@ -60,4 +81,17 @@ def open_scorer(spec: ScorerSpec, settings: Settings | None = None) -> ParallelS
         encoding=spec.encoding,
         permutations=spec.permutations,
         hash_cache=hash_cache(settings),
+        loading=lambda scorer: _loading(scorer, lease, say),
+    )
+
+
+@contextmanager
+def _loading(scorer: ParallelScorer, lease: Path, say: Callable[[str], None]) -> Generator[None]:
+    """Take the lease, and tell what was loaded then."""
+    take_lease(lease, scorer.info.name, say=say)
+    started = time.perf_counter()
+    yield
+    say(
+        f"loaded {scorer.info.name} in {time.perf_counter() - started:.1f} s: "
+        f"{weight_bytes(scorer.info.folder, scorer.dtype) / 2**30:.2f} GiB, {scorer.backend}"
     )

@@ -14,7 +14,8 @@ from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 
 def _batch_name() -> str:
     parameters: dict[str, Any] = task_run.parameters or {}
-    return f"score {len(parameters.get('texts', ()))} documents"
+    count = len(parameters.get("texts", ()))
+    return f"score {count} document{'' if count == 1 else 's'}"
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name=_batch_name)
@@ -36,15 +37,17 @@ def score_batch(
 
     Raises:
         ScorerError: The checkpoint, schema or backend cannot be used.
+        AcceleratorBusy: Another process of this host holds a model.
+        Stopped: This process was asked to stop while it waited for the accelerator.
     """
-    opened = open_scorer(scorer)
+    opened = open_scorer(scorer, say=get_run_logger().info)
     results = opened.score_batch(texts, schema, scorer.mode, scorer.field_batch_size)
     if not opened.branching:
         get_run_logger().warning(
             "this checkpoint's caches cannot be forked: every field is computed on its own"
         )
     done = [result for result in results if isinstance(result, ScoreResult)]
-    get_run_logger().info(
+    get_run_logger().debug(
         "scored %d of %d documents in %.2f s, %d prompt tokens",
         len(done),
         len(texts),

@@ -36,6 +36,7 @@ _RULES = {
     "database_url": "a database URL such as sqlite:///answers.db, or the path of a SQLite file",
     "checkpoint": "a checkpoint folder",
     "cache": "a folder",
+    "lease": "the path of a file",
     "allow_remote_api": "true or false",
 }
 
@@ -48,6 +49,7 @@ class Settings(BaseSettings):
             accepted too; a relative one starts at the current folder.
         checkpoint: Folder of the model; None means the embedded one.
         cache: Folder for what can be made again: the embedded checkpoint, logs.
+        lease: File whose lock lets one process of this machine hold a model.
         allow_remote_api: Consent to report runs to a Prefect API that is not
             on this machine.
     """
@@ -71,6 +73,11 @@ class Settings(BaseSettings):
         default_factory=lambda: user_folder("cache"),
         title="your cache folder",
         description="the embedded model, logs",
+    )
+    lease: Path = Field(
+        default_factory=lambda: user_folder("cache") / "accelerator.lock",
+        title="a file in your cache folder",
+        description="the lock that lets one program of this machine hold a model",
     )
     allow_remote_api: bool = Field(
         default=False,
@@ -105,7 +112,7 @@ class Settings(BaseSettings):
             return None
         return str(_absolute(value)) if value.startswith("~") else _not_blank(value)
 
-    @field_validator("cache", mode="before")
+    @field_validator("cache", "lease", mode="before")
     @classmethod
     def _absolute_folder(cls, value: object) -> object:
         return _absolute(_not_blank(value)) if isinstance(value, str) else value

@@ -4,6 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
 os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"  # as our commands set it
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Tests wait neither for a worker of this machine nor for each other.
+os.environ["WEIGHBRIDGE_LEASE"] = str(Path(tempfile.mkdtemp(prefix="weighbridge-")) / "lease")
 runpy.run_path(str(NO_NETWORK / "sitecustomize.py"))
 
 import pytest  # noqa: E402

@@ -27,13 +27,16 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
     Example: weighbridge doctor
     """
     from weighbridge.deployments.prefect_api import describe_api
+    from weighbridge.tasks.lease import lease_holder
     from weighbridge.tasks.settings import load_settings, unknown_variables
 
     settings = load_settings(database_url=database)
+    holder = lease_holder(settings.lease)
     backend, no_backend = _backend()
     store, no_store = _store(settings.database_url)
     report = {
         **backend,
+        "model_held_by": holder and asdict(holder),
         "prefect": {
             "version": importlib.metadata.version("prefect"),
             "api": describe_api(),
@@ -116,6 +119,12 @@ def _is_there(path: "Path") -> bool:
     return True
 
 
+def _held(holder: dict[str, Any] | None) -> str:
+    if holder is None:
+        return "held by no program"
+    return f"{holder['checkpoint']}, held by the {holder['what']} with pid {holder['pid']}"
+
+
 def _shown(name: str, value: object) -> str:
     if value is None:
         return "the embedded model" if name == "checkpoint" else "-"
@@ -137,6 +146,7 @@ def _readable(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("backend", f"{backend['device']} {backend['dtype']}" if backend else "none"),
         ("blas", str(report["blas"] or "-")),
         ("float32", f"{speed} GFLOP/s" if speed else "-"),
+        ("model", _held(report["model_held_by"])),
         (
             "prefect",
             f"{report['prefect']['version']}, "

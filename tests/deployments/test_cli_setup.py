@@ -1,6 +1,7 @@
 """doctor and checkpoint: what is installed, what a folder holds, where settings come from."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -96,7 +97,15 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert main(["doctor", "--db", "a.db", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert list(found) == ["backend", "blas", "gflops_float32", "prefect", "database", "settings"]
+    assert list(found) == [
+        "backend",
+        "blas",
+        "gflops_float32",
+        "model_held_by",
+        "prefect",
+        "database",
+        "settings",
+    ]
     assert found["backend"]["device"] in {"cpu", "metal"}
     assert found["gflops_float32"] > 0
     assert set(found["prefect"]) == {"version", "api"}
@@ -106,6 +115,7 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         "database_url": {"value": f"sqlite:///{here}/a.db", "origin": "option"},
         "checkpoint": {"value": "models/tiny", "origin": str(here / "weighbridge.toml")},
         "cache": {"value": str(cache), "origin": "WEIGHBRIDGE_CACHE"},
+        "lease": {"value": os.environ["WEIGHBRIDGE_LEASE"], "origin": "WEIGHBRIDGE_LEASE"},
         "allow_remote_api": {"value": False, "origin": "default"},
     }
     assert err == "hint: WEIGHBRIDGE_TYPO is set, and weighbridge has no such setting\n"

@@ -1,0 +1,72 @@
+"""Loads a checkpoint ahead of the documents it will score. Knows no Prefect."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weighbridge.scorer.memory import weight_bytes
+from weighbridge.scorer.resident import release_checkpoints
+from weighbridge.tasks.lease import lease_wanted, release_lease
+from weighbridge.tasks.scorers import ScorerSpec, open_scorer
+from weighbridge.tasks.settings import load_settings
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that is in memory.
+
+    Attributes:
+        name: What people call it.
+        fresh: Whether it was loaded just now, not before.
+        seconds: How long that took.
+        bytes: What its weights take.
+        backend: What it computes with.
+    """
+
+    name: str
+    fresh: bool
+    seconds: float
+    bytes: int
+    backend: str
+
+
+def load_scorer(spec: ScorerSpec, *, say: Callable[[str], None]) -> Loaded:
+    """Take the lease, then load the checkpoint of a spec and check it, unless it is resident.
+
+    Args:
+        spec: Which scorer; its first document will find the weights in memory.
+        say: Told in a sentence if the accelerator has to be waited for.
+
+    Raises:
+        ScorerError: The checkpoint or backend cannot be used.
+        TemperatureError: The temperature cannot be used.
+        AcceleratorBusy: Another process of this host holds a model.
+        Stopped: This process was asked to stop while it waited for the accelerator.
+    """
+    scorer = open_scorer(spec, say=say)
+    fresh = not scorer.model_loaded
+    started = time.perf_counter()
+    scorer.load()
+    return Loaded(
+        name=scorer.info.name,
+        fresh=fresh,
+        seconds=time.perf_counter() - started,
+        bytes=weight_bytes(scorer.info.folder, scorer.dtype),
+        backend=scorer.backend,
+    )
+
+
+def hand_over() -> bool:
+    """Give all models and the lease back if another program of this machine waits for it.
+
+    Call while nothing is being scored. What is scored next loads its model again.
+
+    Returns:
+        Whether they were given back.
+    """
+    lease = load_settings().lease
+    if not lease_wanted(lease):
+        return False
+    release_checkpoints()
+    release_lease(lease)
+    return True

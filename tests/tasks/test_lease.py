@@ -1,0 +1,192 @@
+"""One process of a host holds a model at a time; who waits gets it, who dies leaves it."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weighbridge.tasks.errors import TaskError
+from weighbridge.tasks.lease import (
+    AcceleratorBusy,
+    LeasePolicy,
+    lease_holder,
+    lease_wanted,
+    release_lease,
+    set_policy,
+    take_lease,
+)
+from weighbridge.tasks.stopping import Stopped, ask_to_stop, clear_stop
+
+# Takes the lease, says so, and keeps it until its input ends.
+HOLD = """
+import sys
+from pathlib import Path
+from weighbridge.tasks.lease import LeasePolicy, set_policy, take_lease
+
+set_policy(LeasePolicy(sys.argv[2]), what="worker")
+take_lease(Path(sys.argv[1]), "nimble", say=lambda text: print(text, flush=True))
+print("has it", flush=True)
+sys.stdin.read()
+"""
+Hold = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "cache" / "accelerator.lock"
+    yield path
+    release_lease(path)
+    set_policy(LeasePolicy.WAIT, what="program")
+    clear_stop()
+
+
+@pytest.fixture
+def hold(path: Path) -> Iterator[Hold]:
+    """Start another process that takes the lease."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(policy: str = "wait") -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(path), policy],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_it_is_taken_once_and_says_by_whom(path: Path):
+    assert lease_holder(path) is None
+    said: list[str] = []
+    set_policy(LeasePolicy.REFUSE, what="weighbridge score")
+    take_lease(path, "first", say=said.append)
+    take_lease(path, "second", say=said.append)  # another checkpoint of the same process
+    holder = lease_holder(path)
+    assert holder is not None
+    assert (holder.what, holder.checkpoint) == ("weighbridge score", "second")
+    assert said == []
+    release_lease(path)
+    assert lease_holder(path) is None
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_process_is_refused_and_told_who_has_it(path: Path, hold: Hold):
+    other = hold()
+    assert line(other) == "has it"
+    set_policy(LeasePolicy.REFUSE)
+    with pytest.raises(AcceleratorBusy) as refused:
+        take_lease(path, "mine", say=print)
+    assert f"the worker with pid {other.pid} (holds nimble)" in refused.value.message
+    hint = refused.value.hint or ""
+    assert all(way in hint for way in ("weighbridge trigger", "--wait", "--anyway"))
+    holder = lease_holder(path)
+    assert holder is not None
+    assert holder.pid == other.pid
+
+
+def test_a_killed_holder_leaves_it_free(path: Path, hold: Hold):
+    other = hold()
+    assert line(other) == "has it"
+    other.kill()
+    other.wait()
+    assert lease_holder(path) is None
+    set_policy(LeasePolicy.REFUSE)
+    take_lease(path, "mine", say=print)
+    holder = lease_holder(path)
+    assert holder is not None
+    assert holder.checkpoint == "mine"
+
+
+def test_who_waits_is_seen_and_gets_it(path: Path, hold: Hold):
+    take_lease(path, "mine", say=print)
+    assert not lease_wanted(path)
+    other = hold()
+    assert line(other).startswith("waiting for the accelerator: the program with pid")
+    assert lease_wanted(path)
+    release_lease(path)
+    assert line(other) == "has it"
+    assert not lease_wanted(path)
+
+
+def test_a_second_model_is_loaded_only_if_asked_for(path: Path, hold: Hold):
+    take_lease(path, "mine", say=print)
+    other = hold("share")
+    assert line(other).startswith("loading a second model beside the program with pid")
+    assert line(other) == "has it"
+    # It took nothing from the one that holds it.
+    holder = lease_holder(path)
+    assert holder is not None
+    assert holder.checkpoint == "mine"
+
+
+def test_a_wait_ends_when_the_process_is_asked_to_stop(path: Path, hold: Hold):
+    assert line(hold()) == "has it"
+    said = threading.Event()
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            take_lease(path, "mine", say=lambda _: said.set())
+        except Stopped as stopped:
+            ended.append(stopped.message)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert said.wait(20)
+    ask_to_stop("the worker ends")
+    thread.join(20)
+    assert ended == ["the worker ends"]
+    assert not lease_wanted(path)
+
+
+@pytest.mark.parametrize("content", ["", "{", json.dumps({"pid": 1}), json.dumps([1])])
+def test_an_unreadable_note_names_nobody(path: Path, hold: Hold, content: str):
+    assert line(hold()) == "has it"
+    path.write_text(content)
+    set_policy(LeasePolicy.REFUSE)
+    with pytest.raises(AcceleratorBusy, match="and another program has it"):
+        take_lease(path, "mine", say=print)
+
+
+def test_a_place_without_a_file_is_refused(tmp_path: Path):
+    with pytest.raises(TaskError, match="must be a file that can be locked") as refused:
+        take_lease(tmp_path, "mine", say=print)
+    assert "WEIGHBRIDGE_LEASE" in (refused.value.hint or "")
+
+
+def test_many_looks_never_refuse_who_takes_it(path: Path):
+    path.parent.mkdir()
+    path.touch()
+    set_policy(LeasePolicy.REFUSE)
+    until = time.monotonic() + 1
+    looking = threading.Event()
+
+    def look() -> None:
+        while time.monotonic() < until:
+            lease_holder(path)
+            looking.set()
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert looking.wait(5)
+    for _ in range(20):
+        take_lease(path, "mine", say=print)
+        release_lease(path)
+    thread.join()
