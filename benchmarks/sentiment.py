@@ -21,7 +21,7 @@ from typing import Any
 from machine import machine_lines
 
 from weighbridge.db import open_engine, results
-from weighbridge.deployments.cli.score import run_flow
+from weighbridge.deployments.cli.running import run_flow
 from weighbridge.deployments.console import print_error, print_hint
 from weighbridge.deployments.errors import CommandError
 from weighbridge.tasks.settings import Settings, load_settings

@@ -8,6 +8,7 @@ who starts a flow or where its output is shown, and neither MLX nor SQL.
 """
 
 from weighbridge.flows.progress import Progress, listening
-from weighbridge.flows.score import ScoreRequest, score_documents
+from weighbridge.flows.request import ScoreRequest
+from weighbridge.flows.score import score_documents
 
 __all__ = ["Progress", "ScoreRequest", "listening", "score_documents"]

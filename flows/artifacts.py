@@ -1,7 +1,14 @@
-"""What a run shows in the Prefect UI: progress, a summary, rejected codes. No document text."""
+"""What a run shows in the Prefect UI: progress, a summary, rejected codes, the outcome.
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+Keys go by schema, so that the UI shows a history for each; what belongs to one run is
+found by its flow run. Nothing of a document enters.
+"""
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -12,127 +19,135 @@ from prefect.artifacts import (
 )
 
 from weighbridge.db.queries import (
-    FieldValue,
     answer_distribution,
-    batches,
     rejected_codes,
-    run_summary,
+    run_details,
+    run_fields,
 )
 from weighbridge.db.records import RunSummary
-from weighbridge.scorer.temperature import Temperature
+from weighbridge.flows.summary import Facts, documents, summary_markdown
 from weighbridge.tasks.recording import Run
 
-_BAR_WIDTH = 20
+What = Literal["progress", "summary", "rejected", "outcome"]
+
+OUTCOME_KEYS = (
+    *("run_id", "documents", "scored", "reused", "rejected", "wasted"),
+    *("seconds", "documents_per_second"),
+)
+"""The columns of the outcome's only row: the numbers of `score --json`."""
+
+_MAX_SLUG = 60
+_NAMELESS = "schema"
+
+
+def artifact_key(schema: str, what: What) -> str:
+    """Return the key under which the UI gathers such artifacts of a schema's runs.
+
+    A key holds a-z, 0-9 and dashes only. Schemas whose names differ in nothing else share
+    their keys, and with them the history that the UI shows; each artifact still names its
+    run and schema.
+    """
+    # Accents go, letters stay: `Qualität` becomes `qualitat`.
+    letters = unicodedata.normalize("NFKD", schema).encode("ascii", "ignore").decode().lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", letters)[:_MAX_SLUG].strip("-")
+    return f"weighbridge-{slug or _NAMELESS}-{what}"
 
 
 class ProgressArtifact:
     """The live progress of a run.
 
     Args:
+        schema: What people call its schema.
         run_id: The run.
         total: Its records in all.
+        done: Those recorded already, by an earlier attempt.
     """
 
-    def __init__(self, run_id: int, total: int) -> None:
-        self._total = max(total, 1)
+    def __init__(self, schema: str, run_id: int, total: int, done: int = 0) -> None:
+        self._run_id = run_id
+        self._total = total
         artifact = create_progress_artifact(
-            progress=0.0, key=f"run-{run_id}-progress", description=f"{total} documents"
+            progress=self._percent(done),
+            key=artifact_key(schema, "progress"),
+            description=self._words(done),
         )
         # Prefect types it for asynchronous flows as well; in a sync flow it is the id.
         self._artifact = cast("UUID", artifact)
 
     def update(self, done: int) -> None:
         """Show that so many records are recorded."""
+        update_progress_artifact(
+            self._artifact, progress=self._percent(done), description=self._words(done)
+        )
+
+    def _percent(self, done: int) -> float:
         # A source that grows meanwhile fails the run at its end, not its progress.
-        update_progress_artifact(self._artifact, progress=min(100.0 * done / self._total, 100.0))
+        return min(100.0 * done / self._total, 100.0) if self._total else 100.0
+
+    def _words(self, done: int) -> str:
+        return f"run {self._run_id}: {done:,} of {documents(self._total)}"
 
 
-def publish_summary(run: Run, temperature: Temperature, flip_rate: float | None) -> RunSummary:
-    """Publish the summary of a finished run and, if there are any, its rejected codes.
+def publish_summary(
+    run: Run,
+    schema: str,
+    flip_rate: float | None,
+    *,
+    loading: float = 0.0,
+    recording: float = 0.0,
+    store: Path | None = None,
+    output: str | None = None,
+) -> RunSummary:
+    """Publish the summary of a run and, if there are any, its rejected codes.
 
     Args:
         run: The run.
-        temperature: What its logits were divided by.
+        schema: What people call its schema.
         flip_rate: Mean over its answers, None for a single order of the choices.
+        loading: Seconds that this process took to load the model.
+        recording: Seconds that this process took to record batches.
+        store: The store's file, None for another database.
+        output: The file that the answers were written to.
     """
-    summary = run_summary(run.engine, run.run_id)
-    answers = answer_distribution(run.engine, run.run_id)
-    timings = batches(run.engine, run.run_id)
+    details = run_details(run.engine, run.run_id)
+    summary = details.summary
     codes = rejected_codes(run.engine, run.run_id)
+    facts = Facts(
+        details,
+        answer_distribution(run.engine, run.run_id),
+        run_fields(run.engine, run.run_id),
+        codes,
+        flip_rate,
+        loading=loading,
+        recording=recording,
+        store=None if store is None else str(store),
+        output=output,
+    )
     run.engine.dispose()
     create_markdown_artifact(
-        key=f"run-{summary.run_id}-summary",
-        markdown=summary_markdown(summary, temperature, flip_rate, answers, timings),
-        description=f"run {summary.run_id}: answers, timings, temperature",
+        key=artifact_key(schema, "summary"),
+        markdown=summary_markdown(facts),
+        description=f"run {summary.run_id}: answers and timings",
     )
     if codes:
         create_table_artifact(
-            key=f"run-{summary.run_id}-rejected",
+            key=artifact_key(schema, "rejected"),
             table=[{"code": code, "documents": count} for code, count in codes.items()],
-            description="why documents were rejected; weighbridge rejected lists them",
+            description=f"run {summary.run_id}: why documents were rejected; "
+            f"`weighbridge rejected {summary.run_id}` lists them",
         )
     return summary
 
 
-def summary_markdown(
-    summary: RunSummary,
-    temperature: Temperature,
-    flip_rate: float | None,
-    answers: Sequence[FieldValue],
-    batches: Sequence[Mapping[str, Any]],
-) -> str:
-    """Write the summary of a run: counts, answers with bars, timings, temperature, flip rate."""
-    rate = summary.documents / summary.seconds if summary.seconds else 0.0
-    prefill, branch, total = (
-        sum(batch[f"{stage}_seconds"] or 0.0 for batch in batches)
-        for stage in ("prefill", "branch", "total")
+def publish_outcome(schema: str, outcome: Mapping[str, Any]) -> None:
+    """Publish what became of the documents, as numbers for whoever waits for the run.
+
+    Args:
+        schema: What people call the run's schema.
+        outcome: What the flow returns.
+    """
+    create_table_artifact(
+        key=artifact_key(schema, "outcome"),
+        table=[{key: outcome[key] for key in OUTCOME_KEYS}],
+        description=f"run {outcome['run_id']}: what became of the documents",
     )
-    lines = [
-        f"# Run {summary.run_id}: {_cell(summary.schema)}",
-        "",
-        f"**{summary.documents}** documents: {summary.scored} scored, {summary.reused} reused, "
-        f"{summary.rejected} rejected in {summary.seconds:.1f} s ({rate:.1f} documents/s).",
-        "",
-        f"Checkpoint `{summary.checkpoint}`, {summary.backend}; layout {summary.layout}, "
-        f"encoding {summary.encoding}.",
-        "",
-        f"Temperature **{temperature.value:g}** ({temperature.source})",
-        "",
-        *([] if flip_rate is None else [_stability(flip_rate, summary.permutations), ""]),
-        "## Answers",
-        "",
-        "| field | answer | documents | share | mean probability |",
-        "|---|---|--:|---|--:|",
-        *(_answer_row(answer, answers) for answer in answers),
-        "",
-        "## Seconds",
-        "",
-        "| prefill | branch | scoring in all | rest of the run |",
-        "|--:|--:|--:|--:|",
-        f"| {prefill:.2f} | {branch:.2f} | {total:.2f} | {max(summary.seconds - total, 0):.2f} |",
-        "",
-        f"All answers: `weighbridge results {summary.run_id}`",
-    ]
-    return "\n".join(lines)
-
-
-def _stability(flip_rate: float, permutations: int) -> str:
-    return (
-        f"Flip rate **{flip_rate:.2f}**: of {permutations} orders of the choices, this share "
-        "disagreed with the answer. The view `stability` has it for each answer."
-    )
-
-
-def _answer_row(answer: FieldValue, answers: Sequence[FieldValue]) -> str:
-    total = sum(other.count for other in answers if other.field == answer.field)
-    share = answer.count / total
-    bar = "█" * max(round(share * _BAR_WIDTH), 1)
-    return (
-        f"| {_cell(answer.field)} | {_cell(answer.value)} | {answer.count} "
-        f"| {bar} {share:.0%} | {answer.mean_probability:.2f} |"
-    )
-
-
-def _cell(text: str) -> str:
-    """Make a name safe inside a table cell."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -105,6 +105,7 @@ def read_documents(
     id_field: str = "id",
     format: SourceFormat | str | None = None,
     query: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> Iterator[Document | BadRecord]:
     """Stream the records of a source.
 
@@ -118,6 +119,7 @@ def read_documents(
         id_field: Column that holds the caller's id; may be absent.
         format: A `SourceFormat`; by default name and content decide.
         query: A SQL statement that reads; its rows are the records.
+        parameters: The values of the query's parameters, by name.
 
     Returns:
         One `Document` or `BadRecord` per record, in the order of the source.
@@ -132,7 +134,7 @@ def read_documents(
         raise SourceError(f"text and id must be two columns, got {quoted(id_field)} for both")
     kind = _named(format)
     if query is not None or kind is SourceFormat.SQL or is_url(str(source)):
-        records = _from_sql(str(source), query, kind, text, id_field)
+        records = _from_sql(str(source), query, parameters, kind, text, id_field)
     else:
         records = _from_files(str(source), kind, text, id_field)
     return _documents(str(source), records, text, id_field)
@@ -147,7 +149,12 @@ def _named(format: SourceFormat | str | None) -> SourceFormat | None:
 
 
 def _from_sql(
-    source: str, query: str | None, kind: SourceFormat | None, text: TextField, id_field: str
+    source: str,
+    query: str | None,
+    parameters: Mapping[str, Any] | None,
+    kind: SourceFormat | None,
+    text: TextField,
+    id_field: str,
 ) -> Iterator[Record]:
     if is_url(source):
         require_no_password(source)
@@ -158,8 +165,8 @@ def _from_sql(
         )
     if kind not in {None, SourceFormat.SQL}:
         raise SourceError(f"a query must come with no format or with sql, got {kind}")
-    require_columns("the query", sql_columns(source, query), text, id_field)
-    return sql_records(source, query)
+    require_columns("the query", sql_columns(source, query, parameters), text, id_field)
+    return sql_records(source, query, parameters)
 
 
 def _from_files(

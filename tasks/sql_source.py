@@ -7,7 +7,9 @@ statement should say ORDER BY, and the table should not lose rows meanwhile.
 
 - Columns need names that differ. NULL is null, numbers and text stay; dates, decimals
   and the like become text; bytes refuse their row, as does text that is not UTF-8.
-- `:name` in a statement is a parameter, whose value comes with the call.
+- `:name` in a statement is a parameter, whose value comes with the call (see
+  `sql_parameters`). A moment goes to a SQLite file as its CURRENT_TIMESTAMP would write it,
+  in UTC, and to a server as one with a time zone, in a session in UTC.
 - A URL with a password is refused: flow parameters are kept by Prefect.
 """
 
@@ -15,6 +17,7 @@ import re
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ from weighbridge.tasks.refusals import (
     quoted,
     too_long,
 )
+from weighbridge.tasks.sql_parameters import parameters_alone
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -49,6 +53,13 @@ _READ_ONLY = {
     "mysql": "SET SESSION TRANSACTION READ ONLY",
     "mariadb": "SET SESSION TRANSACTION READ ONLY",
 }
+_IN_UTC = {
+    "postgresql": "SET TIME ZONE 'UTC'",
+    "oracle": "ALTER SESSION SET TIME_ZONE = 'UTC'",
+    "mysql": "SET time_zone = '+00:00'",
+    "mariadb": "SET time_zone = '+00:00'",
+}
+"""Else a moment and a column without a zone are compared in the zone of the session."""
 _DRIVERS = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 _BUSY_SECONDS = 10
 _EXAMPLE = "write one statement that reads: SELECT id, text FROM tickets ORDER BY id"
@@ -210,7 +221,8 @@ def _on_file(path: Path, query: str, parameters: Parameters) -> Generator[_Rows]
             connection.set_authorizer(authorize_reading)
             # Bytes that are not UTF-8 would end the reading for all rows behind them.
             connection.text_factory = _text
-            cursor = connection.execute(query, parameters)
+            values = {name: _on_sqlite(value) for name, value in parameters.items()}
+            cursor = connection.execute(query, values)
             if cursor.description is None:
                 raise _no_rows()
             yield _rows([column[0] for column in cursor.description], _fetched(cursor))
@@ -218,6 +230,13 @@ def _on_file(path: Path, query: str, parameters: Parameters) -> Generator[_Rows]
         raise _explained(error, path) from None
     except (sqlite3.Warning, ValueError) as error:
         raise _refused(path, str(error)) from None
+
+
+def _on_sqlite(value: Any) -> Any:
+    """SQLite has no times: they are texts, which compare as times if all are alike."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return value
 
 
 def _fetched(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
@@ -281,8 +300,10 @@ def _on_server(source: str, query: str, parameters: Parameters) -> Generator[_Ro
         with _connected(engine, place) as connection:
             if statement := _READ_ONLY.get(engine.dialect.name):
                 connection.exec_driver_sql(statement)
+            if parameters and (statement := _IN_UTC.get(engine.dialect.name)):
+                connection.exec_driver_sql(statement)
             streamed = connection.execution_options(stream_results=True, max_row_buffer=_ROWS)
-            result = streamed.execute(text(query), dict(parameters))
+            result = streamed.execute(text(parameters_alone(query)), dict(parameters))
             if not result.returns_rows:
                 raise _no_rows()
             rows = (tuple(row) for part in result.partitions(_ROWS) for row in part)

@@ -3,7 +3,7 @@
 import importlib.resources
 
 from weighbridge.deployments.cli.options import DatabaseOption
-from weighbridge.deployments.cli.score import ask_store, run_flow
+from weighbridge.deployments.cli.running import ask_store, run_flow
 from weighbridge.deployments.console import print_hint, print_note
 from weighbridge.deployments.report import print_answers_side_by_side, print_closing
 

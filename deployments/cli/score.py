@@ -1,18 +1,15 @@
 """The command that scores documents through the flow, in this process."""
 
-import os
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from weighbridge.deployments.answers import write_run
 from weighbridge.deployments.cli.against import against_request, report_against
 from weighbridge.deployments.cli.document_file import document_file
 from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
+from weighbridge.deployments.cli.running import ask_store, run_flow
 from weighbridge.deployments.cli.score_options import (
     CheckpointOption,
     EncodingOption,
@@ -24,29 +21,21 @@ from weighbridge.deployments.cli.score_options import (
     PermutationsOption,
     QueryOption,
     SchemaOption,
+    SinceOption,
     TextFieldOption,
     TextOption,
+    TimezoneOption,
 )
-from weighbridge.deployments.console import print_hint, print_json, print_note, warnings_shown
-from weighbridge.deployments.errors import CommandError
-from weighbridge.deployments.prefect_api import quiet_prefect, reporting
-from weighbridge.deployments.progress import progress_bar
+from weighbridge.deployments.console import print_hint, print_json, print_note
 from weighbridge.deployments.report import print_answers, print_closing, print_distribution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pydantic import ValidationError
-    from sqlalchemy import Engine
-
-    from weighbridge.flows import ScoreRequest
-    from weighbridge.tasks.settings import Settings
+    pass
 
 _T = TypeVar("_T")
 
 _SCORER = "Scorer"
 _ANSWERS = "Answers"
-_GOES_ON = "what is recorded is kept: the same command scores only the rest"
 
 
 def score(
@@ -65,6 +54,8 @@ def score(
     id_field: IdFieldOption = "id",
     format: FormatOption = None,
     query: QueryOption = None,
+    since: SinceOption = None,
+    timezone: TimezoneOption = None,
     limit: LimitOption = None,
     checkpoint: CheckpointOption = None,
     against: Annotated[
@@ -128,6 +119,22 @@ def score(
         ),
     ] = None,
     permutations: PermutationsOption = 1,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait while another program holds the model; a worker holds it till it ends.",
+            rich_help_panel=_SCORER,
+        ),
+    ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Load a second model beside that of another program.",
+            rich_help_panel=_SCORER,
+        ),
+    ] = False,
     rescore: Annotated[
         bool,
         typer.Option("--rescore", help="Decide again what is decided.", rich_help_panel=_ANSWERS),
@@ -174,6 +181,9 @@ def score(
         raise typer.BadParameter("--format and --query are for documents, not for --text")
     if against is not None and output is not None:
         raise typer.BadParameter("--output is for one run: write each with weighbridge results")
+    if wait and anyway:
+        raise typer.BadParameter("--wait and --anyway are two ways, name one of them")
+    while_busy = "share" if anyway else "wait" if wait else "refuse"
     from weighbridge.tasks.settings import load_settings
 
     settings = load_settings(database_url=database, allow_remote_api=allow_remote_api or None)
@@ -186,6 +196,8 @@ def score(
             "id_field": "id" if text is not None else id_field,
             "format": format,
             "query": query,
+            "since": since,
+            "timezone": timezone,
             "limit": limit,
             "checkpoint": checkpoint,
             "model_id": model_id,
@@ -201,9 +213,12 @@ def score(
             "rescore": rescore,
             "store_text": not no_store_text,
         }
-        outcome = run_flow(settings, request, output=output)
+        outcome = run_flow(settings, request, output=output, while_busy=while_busy)
         not_utf8 = _not_utf8(settings.database_url, request, outcome)
-        other = None if against is None else run_flow(settings, against_request(request, against))
+        other = None
+        if against is not None:
+            asked = against_request(request, against)
+            other = run_flow(settings, asked, while_busy=while_busy)
     if other is not None:
         report_against(settings.database_url, outcome, other, as_json=as_json)
     elif as_json:
@@ -258,120 +273,4 @@ def _not_utf8(database_url: str, request: dict[str, Any], outcome: dict[str, Any
     refused = codes.get("document.encoding", 0)
     return encoding_hint(
         request["documents"], refused, outcome["documents"], known_as=request["source"]
-    )
-
-
-def ask_store(database_url: str, query: "Callable[[Engine, int], _T]", run_id: int) -> _T:
-    """Ask the store one question about a run."""
-    from weighbridge.db import open_engine
-
-    engine = open_engine(database_url, readonly=True)
-    try:
-        return query(engine, run_id)
-    finally:
-        engine.dispose()
-
-
-@warnings_shown()
-def run_flow(
-    settings: "Settings", request: dict[str, Any], *, output: Path | None = None
-) -> dict[str, Any]:
-    """Run the scoring flow in this process, with progress on stderr.
-
-    Args:
-        settings: Where the store is, and the consent to a Prefect API elsewhere.
-        request: The fields of a `ScoreRequest`, without `database`.
-        output: A file to write the answers to.
-
-    Returns:
-        What the flow returns.
-    """
-    import httpx
-    from pydantic import ValidationError
-
-    from weighbridge.db import export_format, store_path
-    from weighbridge.db.place import require_place
-
-    if output is not None:
-        export_format(output)  # a wrong name is told before hours of scoring, not after
-    require_place(settings.database_url)
-    path = store_path(settings.database_url)
-    quiet_prefect()
-    from weighbridge.flows import ScoreRequest, listening, score_documents
-
-    try:
-        made = ScoreRequest.model_validate({**request, "database": path and str(path)})
-    except ValidationError as error:
-        raise _refused(error) from error
-    _check(made)
-    try:
-        with (
-            nullcontext() if path else _store_setting(settings.database_url),
-            reporting(allow_remote=settings.allow_remote_api, say=print_note),
-            progress_bar() as listener,
-            listening(listener),
-        ):
-            outcome = score_documents(made)
-    except KeyboardInterrupt:
-        print_hint(_GOES_ON)
-        raise
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise CommandError(
-            f"the Prefect API must answer until the run is done, and it does not: {reason}",
-            hint=_GOES_ON,
-        ) from error
-    if output is not None:
-        ask_store(
-            settings.database_url,
-            lambda engine, run_id: write_run(engine, run_id, output),
-            outcome["run_id"],
-        )
-    return outcome
-
-
-@contextmanager
-def _store_setting(url: str) -> Generator[None]:
-    """Name the store to the flow by its setting within this block.
-
-    Prefect keeps the parameters of a flow, and this URL may hold a password.
-    """
-    name = "WEIGHBRIDGE_DATABASE_URL"
-    before = os.environ.get(name)
-    os.environ[name] = url
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def _check(request: "ScoreRequest") -> None:
-    """Find in a moment what the flow would find after a server has started."""
-    from weighbridge.tasks import open_scorer, read_documents, read_schema
-
-    read_schema(request.schema_)
-    open_scorer(request.scorer())
-    read_documents(
-        request.documents,
-        text_field=request.text_field,
-        id_field=request.id_field,
-        format=request.format,
-        query=request.query,
-    )
-
-
-def _refused(error: "ValidationError") -> typer.BadParameter:
-    """Say the first thing that is wrong with a request, by the name of its option."""
-    first = error.errors()[0]
-    field = str(first["loc"][0])
-    named = {"documents": "DOCS", "database": "--db"}
-    reason = first["msg"].removeprefix("Value error, ")
-    # A URL is not repeated: it may hold a password.
-    came = "" if "://" in str(first["input"]) else f", got {first['input']!r:.80}"
-    return typer.BadParameter(
-        f"{reason}{came}",
-        param_hint=named.get(field, f"--{field.rstrip('_').replace('_', '-')}"),
     )

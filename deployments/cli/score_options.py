@@ -59,6 +59,28 @@ QueryOption = Annotated[
     ),
 ]
 
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="WHEN",
+        help="What :since in --query stands for: 2026-11-01, 2026-11-01T06:00+01:00 or {date-7}.",
+        rich_help_panel=_DOCUMENTS,
+        show_default=False,
+    ),
+]
+
+TimezoneOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timezone",
+        metavar="ZONE",
+        help="Zone of {date} in paths, such as Europe/Berlin; this machine's if left out.",
+        rich_help_panel=_DOCUMENTS,
+        show_default=False,
+    ),
+]
+
 LimitOption = Annotated[
     int | None,
     typer.Option(

@@ -3,10 +3,12 @@
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -139,3 +141,106 @@ def kept_by_prefect(prefect_server: str) -> Callable[[], dict[str, list[dict[str
         raise AssertionError("Prefect's server did not come to rest")
 
     return settled
+
+
+class Deployed:
+    """A deployment on the real server, whose runs are executed here, as our worker does.
+
+    Its flow fills in a request and reads the documents, where there are some.
+    """
+
+    def __init__(self, client: Any) -> None:
+        from prefect import flow
+
+        from weighbridge.flows import ScoreRequest
+        from weighbridge.flows.resolving import resolve_request
+        from weighbridge.tasks.sources import Document, read_documents
+
+        self.client = client
+        self.during: Callable[[], None] = lambda: None
+        self.resolved: Any = None
+        self.texts: list[str] = []
+        self.run: Any = None
+
+        @flow(name=f"reading-{uuid4()}", persist_result=False)
+        def reading(request: ScoreRequest) -> str:
+            self.resolved = resolved = resolve_request(request)
+            if request.query is not None:
+                records = read_documents(
+                    resolved.request.documents, query=request.query, parameters=resolved.parameters
+                )
+                self.texts = [each.text for each in records if isinstance(each, Document)]
+            self.during()
+            return resolved.request.documents
+
+        self.deploy(reading)
+
+    def deploy(self, flow: Any) -> None:
+        """Have a deployment of a flow, which the next runs are of."""
+        self.flow = flow
+        self.id = self.client.create_deployment(
+            self.client.create_flow(flow), f"nightly-{uuid4()}", enforce_parameter_schema=False
+        )
+
+    def create(self, request: Mapping[str, Any], *, at: datetime | None = None) -> Any:
+        """Create a flow run, scheduled for a time of its own."""
+        from prefect.states import Scheduled
+
+        return self.client.create_flow_run_from_deployment(
+            self.id,
+            parameters={"request": {"schema": "schema.json", **request}},
+            state=Scheduled(scheduled_time=at or datetime.now(UTC)),
+        )
+
+    def execute(self, run: Any, *, during: Callable[[], None] = lambda: None) -> Any:
+        """Execute a flow run; ours returns the documents it was to read."""
+        from prefect.flow_engine import run_flow
+
+        self.during, self.resolved, self.texts = during, None, []
+        self.run = self.read(run)
+        return run_flow(self.flow, flow_run=self.run)
+
+    def put_back(self, run: Any) -> Any:
+        """Have a flow run wait for another attempt, as a worker that stops does."""
+        from prefect.states import AwaitingRetry
+
+        self.client.set_flow_run_state(run.id, AwaitingRetry())
+        return self.read(run)
+
+    def read(self, run: Any) -> Any:
+        return self.client.read_flow_run(run.id)
+
+    def schedule(self, cron: str, timezone: str) -> None:
+        from prefect.client.schemas.schedules import CronSchedule
+
+        schedule = CronSchedule(cron=cron, timezone=timezone)
+        self.client.create_deployment_schedules(self.id, [(schedule, False)])
+
+
+@pytest.fixture
+def deployed(prefect_server: str) -> Iterator[Deployed]:
+    from prefect.client.orchestration import get_client
+
+    del prefect_server
+    with get_client(sync_client=True) as client:
+        yield Deployed(client)
+
+
+@pytest.fixture
+def kept_with_event(
+    kept_by_prefect: Callable[[], dict[str, list[dict[str, Any]]]],
+) -> Callable[[str], dict[str, list[dict[str, Any]]]]:
+    """Return what `kept_by_prefect` does, once an event about a resource has arrived.
+
+    Events take a way of their own: the server writes them together, every few seconds.
+    """
+
+    def waiting(resource: str) -> dict[str, list[dict[str, Any]]]:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            kept = kept_by_prefect()
+            if any(resource in event["resource_id"] for event in kept["events"]):
+                return kept
+        raise AssertionError(f"Prefect's server has no event about {resource}")
+
+    return waiting

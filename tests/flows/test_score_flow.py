@@ -10,7 +10,7 @@ import pytest
 
 from weighbridge.db.errors import StoreError
 from weighbridge.flows.progress import Progress, listening
-from weighbridge.scorer.errors import CheckpointError, SchemaError, ScorerError, TemperatureError
+from weighbridge.scorer.errors import CheckpointError, SchemaError, ScorerError
 from weighbridge.tasks.errors import SourceError
 
 pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
@@ -222,8 +222,6 @@ def test_a_new_flow_run_is_a_new_run(bench: Any):
         ({"checkpoint": "nowhere"}, ScorerError, "nowhere"),
         ({"checkpoint": "~nobody-here/model"}, ScorerError, "~nobody-here/model"),
         ({"checkpoint": "."}, CheckpointError, "config.json"),
-        ({"temperature": 0.0}, TemperatureError, "above 0"),
-        ({"temperature": float("nan")}, TemperatureError, "finite"),
         ({"documents": Path("nowhere.jsonl")}, SourceError, "nowhere.jsonl"),
         ({"text_field": "id"}, SourceError, "two columns"),
         ({"database": "/proc/nowhere/store.db"}, StoreError, "/proc/nowhere"),

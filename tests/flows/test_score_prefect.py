@@ -28,6 +28,12 @@ def of_run(kept: dict[str, list[dict[str, Any]]], name: str) -> dict[str, Any]:
     }
 
 
+def checkpoint_of(bench: Any) -> str:
+    """Return what the store calls the checkpoint."""
+    (row,) = bench.rows("select name from checkpoint")
+    return row["name"]
+
+
 def test_names_and_artifacts(bench: Any, kept_by_prefect: Kept):
     schema = bench.folder / "mood.json"
     schema.write_text(
@@ -51,38 +57,58 @@ def test_names_and_artifacts(bench: Any, kept_by_prefect: Kept):
     assert row["flow_run_id"].replace("-", "") == run["id"].replace("-", "")
     assert run["state_name"] == "Completed"
     assert sorted(task["name"] for task in run["task_runs"]) == [
-        "record 1 documents",
+        "record 1 document",
         "record 4 documents",
         "resolve temperature",
-        "score 1 documents",
-        "score 1 documents",
+        "score 1 document",
+        "score 1 document",
         "validate schema",
     ]
     artifacts = run["artifacts"]
     assert set(artifacts) == {
-        f"run-{run_id}-{what}" for what in ("progress", "summary", "rejected")
+        f"weighbridge-mood-{what}" for what in ("progress", "summary", "rejected", "outcome")
     }
-    progress = artifacts[f"run-{run_id}-progress"]
+    progress = artifacts["weighbridge-mood-progress"]
     assert (progress["type"], json.loads(str(progress["data"]))) == ("progress", 100.0)
-    table = json.loads(json.loads(artifacts[f"run-{run_id}-rejected"]["data"]))
+    assert progress["description"] == f"run {run_id}: 5 of 5 documents"
+    table = json.loads(json.loads(artifacts["weighbridge-mood-rejected"]["data"]))
     assert table == [
         {"code": "document.empty", "documents": 2},
         {"code": "document.encoding", "documents": 1},
     ]
-    summary = json.loads(artifacts[f"run-{run_id}-summary"]["data"])
-    assert "**5** documents: 2 scored, 0 reused, 3 rejected" in summary
-    # A name cannot break out of its cell, nor bring tags.
-    assert "| mood\\|&lt;b> | " in summary
+    # What `trigger --wait` reads: the numbers of the flow's own outcome.
+    (row,) = json.loads(json.loads(artifacts["weighbridge-mood-outcome"]["data"]))
+    numbers = ("run_id", "documents", "scored", "reused", "rejected", "wasted")
+    assert row == {key: outcome[key] for key in (*numbers, "seconds", "documents_per_second")}
+    summary = json.loads(artifacts["weighbridge-mood-summary"]["data"])
+    assert "**5 documents**: 2 scored, 0 reused, 3 rejected" in summary
+    assert "Rejected: 2 × `document.empty`, 1 × `document.encoding`." in summary
+    # A name brings no tags (test_summary reads pages with a parser).
+    assert "### mood\\|&lt;b&gt;" in summary
     assert "Temperature **1** (default: " in summary
     values = bench.rows("select value, count(*) as n from results group by value")
     for value in values:
         assert f"| {value['value']} | {value['n']} |" in summary
-    assert f"`weighbridge results {run_id}`" in summary
-    assert any(message.startswith(f"run {run_id}") for message in run["logs"])
-    assert any("scored 1 of 1 documents" in message for message in run["logs"])
+    assert f"    weighbridge results {run_id} --db {bench.database}" in summary
+    assert set(json.loads(run["tags"])) == {"schema:mood", f"checkpoint:{checkpoint_of(bench)}"}
+    logs = run["logs"]
+    assert f"run {run_id}: 5 documents, schema mood, checkpoint {checkpoint_of(bench)}" in logs
+    assert (
+        f"3 documents rejected (document.empty, document.encoding); to see which: weighbridge "
+        f"rejected {run_id}" in logs
+    )
+    batches = [line for line in logs if line.startswith("batch ")]
+    assert [line.partition(" scored in ")[0] for line in batches] == ["batch 1: 1", "batch 2: 1"]
+    assert batches[-1].endswith("; 5 of 5 documents done")
+    assert any(
+        line.startswith(f"run {run_id} is completed: 5 documents, 2 scored, 0 reused, 3 rejected")
+        for line in logs
+    )
 
 
-def test_nothing_of_the_documents_reaches_prefect(bench: Any, kept_by_prefect: Kept):
+def test_nothing_of_the_documents_reaches_prefect(
+    bench: Any, kept_with_event: Callable[[str], dict[str, list[dict[str, Any]]]]
+):
     documents = [
         {"id": "an-id", "text": "MARKERTEXT is broken", "who": "MARKERMETA", "MARKERKEY": 1},
         {"id": "long", "text": "MARKERTEXT " * 3000, "who": "MARKERMETA"},
@@ -90,6 +116,7 @@ def test_nothing_of_the_documents_reaches_prefect(bench: Any, kept_by_prefect: K
         {"id": "list", "text": ["MARKERTEXT"], "who": "MARKERMETA"},
     ]
     assert bench.score(documents, source="good-run")["scored"] == 1
+    # Three of four are rejected, of which there is an event.
 
     # The store refuses the batch: the database's own error carries the row.
     bench.change(
@@ -112,9 +139,12 @@ def test_nothing_of_the_documents_reaches_prefect(bench: Any, kept_by_prefect: K
     with listening(fail), pytest.raises(RuntimeError):
         bench.score(documents, source="broken-run", rescore=True)
 
-    kept = kept_by_prefect()
+    kept = kept_with_event("weighbridge.run.")
     # The negative control: what may be there is found by the same search.
     assert "good-run" in repr(kept["flow_run"])
+    assert "weighbridge.documents.rejected" in repr(kept["events"])
+    assert "document.encoding" in repr(kept["artifact"])
+    assert "schema:inline" in repr(kept["flow_run"])
     for name in ("refused-run", "headless-run", "broken-run"):
         run = of_run(kept, name)
         assert run["state_type"] == "FAILED"

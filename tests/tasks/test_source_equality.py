@@ -64,7 +64,7 @@ def test_json_parquet_and_packed_files_give_what_json_lines_give(
     tmp_path: Path, rows: list[dict[str, Any]], text_field: str, indent: int | None
 ):
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    options = {"text_field": text_field}
+    options: dict[str, Any] = {"text_field": text_field}
     wanted = told(read(tmp_path / "a.jsonl", lines, **options))
     array = json.dumps(rows, indent=indent, ensure_ascii=indent == 1).encode()
     assert told(read(tmp_path / "a.json", array, **options)) == wanted

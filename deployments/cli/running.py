@@ -1,0 +1,172 @@
+"""Runs the scoring flow in this process, for the commands that do."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import typer
+
+from weighbridge.deployments.answers import write_run
+from weighbridge.deployments.console import print_hint, print_note, warnings_shown
+from weighbridge.deployments.errors import CommandError
+from weighbridge.deployments.interrupts import interruptible
+from weighbridge.deployments.prefect_api import quiet_prefect, reporting
+from weighbridge.deployments.progress import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import ValidationError
+    from sqlalchemy import Engine
+
+    from weighbridge.flows import ScoreRequest
+    from weighbridge.tasks.settings import Settings
+
+_T = TypeVar("_T")
+
+_GOES_ON = "what is recorded is kept: the same command scores only the rest"
+
+
+@warnings_shown()
+def run_flow(
+    settings: "Settings",
+    request: dict[str, Any],
+    *,
+    output: Path | None = None,
+    while_busy: Literal["wait", "refuse", "share"] = "refuse",
+) -> dict[str, Any]:
+    """Run the scoring flow in this process, with progress on stderr.
+
+    Args:
+        settings: Where the store is, and the consent to a Prefect API elsewhere.
+        request: The fields of a `ScoreRequest`, without `database`.
+        output: A file to write the answers to.
+        while_busy: What to do while another program of this machine holds a model.
+
+    Returns:
+        What the flow returns.
+    """
+    import httpx
+    from pydantic import ValidationError
+
+    from weighbridge.db import store_path
+    from weighbridge.db.place import require_place
+
+    require_place(settings.database_url)
+    path = store_path(settings.database_url)
+    quiet_prefect()
+    from prefect.exceptions import CancelledRun
+
+    from weighbridge.flows import ScoreRequest, listening, score_documents
+    from weighbridge.tasks.lease import LeasePolicy, set_policy
+
+    try:
+        made = ScoreRequest.model_validate(
+            {**request, "database": path and str(path), "output": output and str(output)}
+        )
+    except ValidationError as error:
+        raise _refused(error) from error
+    resolved = _check(made, settings.database_url)
+    # Written by this command, which says so and warns on the terminal.
+    made = made.model_copy(update={"output": None})
+    set_policy(LeasePolicy(while_busy), what="weighbridge score")
+    try:
+        with (
+            nullcontext() if path else _store_setting(settings.database_url),
+            reporting(allow_remote=settings.allow_remote_api, say=print_note),
+            progress_bar() as listener,
+            interruptible(listener, say=print_note) as told,
+            listening(told),
+        ):
+            outcome = score_documents(made)
+    except CancelledRun as cancelled:
+        print_note(str(cancelled))
+        print_hint(_GOES_ON)
+        raise KeyboardInterrupt from cancelled
+    except KeyboardInterrupt:
+        print_hint(_GOES_ON)
+        raise
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise CommandError(
+            f"the Prefect API must answer until the run is done, and it does not: {reason}",
+            hint=_GOES_ON,
+        ) from error
+    if resolved.output is not None:
+        written = Path(resolved.output)
+        ask_store(
+            settings.database_url,
+            lambda engine, run_id: write_run(engine, run_id, written),
+            outcome["run_id"],
+        )
+    return outcome
+
+
+@contextmanager
+def _store_setting(url: str) -> Generator[None]:
+    """Name the store to the flow by its setting within this block.
+
+    Prefect keeps the parameters of a flow, and this URL may hold a password.
+    """
+    name = "WEIGHBRIDGE_DATABASE_URL"
+    before = os.environ.get(name)
+    os.environ[name] = url
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _check(request: "ScoreRequest", database_url: str) -> "ScoreRequest":
+    """Find in a moment what the flow would find after a server has started.
+
+    Returns:
+        The request with its dates filled in.
+    """
+    from weighbridge.flows.delivering import check_output
+    from weighbridge.flows.resolving import resolve_request
+    from weighbridge.tasks import open_scorer, read_documents, read_schema
+
+    resolved = resolve_request(request)
+    check_output(resolved.request, database_url)
+    read_schema(resolved.request.schema_)
+    open_scorer(request.scorer())
+    read_documents(
+        resolved.request.documents,
+        text_field=request.text_field,
+        id_field=request.id_field,
+        format=request.format,
+        query=request.query,
+        parameters=resolved.parameters,
+    )
+    return resolved.request
+
+
+def _refused(error: "ValidationError") -> typer.BadParameter:
+    """Say the first thing that is wrong with a request, by the name of its option."""
+    first = error.errors()[0]
+    field = str(first["loc"][0])
+    named = {"documents": "DOCS", "database": "--db"}
+    reason = first["msg"].removeprefix("Value error, ")
+    # A URL is not repeated: it may hold a password.
+    came = "" if "://" in str(first["input"]) else f", got {first['input']!r:.80}"
+    return typer.BadParameter(
+        f"{reason}{came}",
+        param_hint=named.get(field, f"--{field.rstrip('_').replace('_', '-')}"),
+    )
+
+
+def ask_store(database_url: str, query: "Callable[[Engine, int], _T]", run_id: int) -> _T:
+    """Ask the store one question about a run."""
+    from weighbridge.db import open_engine
+
+    engine = open_engine(database_url, readonly=True)
+    try:
+        return query(engine, run_id)
+    finally:
+        engine.dispose()
