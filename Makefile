@@ -51,6 +51,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/sources.py --megabytes 50
 	$(BIN)/python benchmarks/modes.py
 	$(BIN)/python benchmarks/scenarios.py
+	$(BIN)/python benchmarks/residency.py
 	$(BIN)/python benchmarks/tickets.py
 	$(BIN)/python benchmarks/sentiment.py --set yelp
 

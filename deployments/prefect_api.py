@@ -13,6 +13,11 @@ from weighbridge.deployments.errors import CommandError
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 
+CONSENT_HINT = (
+    "consent with --allow-remote-api (paths, questions, ids and counts are sent, never "
+    "documents), or unset PREFECT_API_URL"
+)
+
 _DEFAULTS = {
     # No other network use than what the user asks for.
     "DO_NOT_TRACK": "1",
@@ -68,8 +73,7 @@ def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[No
         if not is_loopback(url) and not allow_remote:
             raise CommandError(
                 f"flow runs must be reported to this machine, and Prefect is set to {shown}",
-                hint="consent with --allow-remote-api (ids and counts are sent, never texts), "
-                "or unset PREFECT_API_URL",
+                hint=CONSENT_HINT,
             )
         if is_loopback(url) and not _answers(url):
             raise CommandError(
@@ -89,6 +93,24 @@ def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[No
         )
     else:
         say("starting a temporary Prefect server (10 to 20 s; prefect server start keeps one)")
+        yield
+
+
+@contextmanager
+def kept_server(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[None]:
+    """Choose the API as `reporting` does, but never a temporary one.
+
+    What is deployed or triggered must be there when the command has ended.
+
+    Raises:
+        CommandError: No server runs, or as `reporting` does.
+    """
+    if describe_api() is None:
+        raise CommandError(
+            f"a Prefect server must run, and none answers at {LOCAL_API}",
+            hint="start it in another terminal: prefect server start",
+        )
+    with reporting(allow_remote=allow_remote, say=say):
         yield
 
 

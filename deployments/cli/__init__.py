@@ -13,6 +13,7 @@ import typer
 from weighbridge.deployments.cli.checkpoint import checkpoint_app
 from weighbridge.deployments.cli.db import db_app
 from weighbridge.deployments.cli.demo import demo
+from weighbridge.deployments.cli.deploy import deploy
 from weighbridge.deployments.cli.diff import diff
 from weighbridge.deployments.cli.doctor import doctor
 from weighbridge.deployments.cli.errors import PROGRAM, ExitCode, run_app
@@ -22,12 +23,15 @@ from weighbridge.deployments.cli.runs import runs
 from weighbridge.deployments.cli.schema import schema_app
 from weighbridge.deployments.cli.score import score
 from weighbridge.deployments.cli.show import show
+from weighbridge.deployments.cli.trigger import trigger
 from weighbridge.deployments.cli.validate import validate
+from weighbridge.deployments.cli.worker import worker_app
 
 __all__ = ["ExitCode", "app", "main"]
 
 SCORE = "Score documents"
 READ = "Read the answers"
+SCHEDULE = "Score on a worker, by a schedule"
 SET_UP = "Set up"
 
 _FIRST_STEPS = """\
@@ -72,10 +76,13 @@ for command in (demo, validate, score):
     app.command(rich_help_panel=SCORE)(command)
 for command in (results, rejected, runs, show, diff, query):
     app.command(rich_help_panel=READ)(command)
+for command in (deploy, trigger):
+    app.command(rich_help_panel=SCHEDULE)(command)
 app.command(rich_help_panel=SET_UP)(doctor)
 app.add_typer(schema_app, name="schema", rich_help_panel=SET_UP)
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=SET_UP)
 app.add_typer(db_app, name="db", rich_help_panel=SET_UP)
+app.add_typer(worker_app, name="worker", rich_help_panel=SCHEDULE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

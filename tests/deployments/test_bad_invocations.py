@@ -52,6 +52,10 @@ FINE = {
     # These create a store where there is none, and would then start to score.
     ("score", "--db"): HOSTILE.keys() - NO_PLACE,
     ("demo", "--db"): HOSTILE.keys() - NO_PLACE,
+    # Where a server runs, a worker would start, and not end.
+    ("worker start", "--db"): HOSTILE.keys() - NO_PLACE,
+    # A worker would make the store.
+    ("worker install", "--db"): HOSTILE.keys() - NO_PLACE - {"control characters", "not UTF-8"},
     # It is the place a new file would be.
     ("schema convert", "--output"): {"blank", "not UTF-8", "control characters", "negative"},
 }
@@ -63,6 +67,7 @@ NEEDS = {
     "schema show": ["s.json"],
     "schema convert": ["s.json"],
     "show": ["1"],
+    "trigger": ["adhoc"],
     "diff": ["1", "1"],
     "db prune": ["--older-than", "90d", "--dry-run"],
     "db forget": ["T-0", "--dry-run"],

@@ -58,6 +58,13 @@ CALLS: dict[str, list[tuple[list[str], int]]] = {
     "schema show": [(["s.json"], 0)],
     "schema convert": [(["s.json"], 0)],
     "checkpoint info": [([], 0)],
+    "deploy": [([], 0), (["nightly", "--documents", "two.jsonl", "--schema", "s.json"], 0)],
+    "trigger": [(["adhoc", "--documents", "two.jsonl", "--schema", "s.json"], 0)],
+    "worker install": [
+        ([], 0),
+        (["--print", "--platform", "launchd", "--pool", "gpu"], 0),
+        (["--server", "--print"], 0),
+    ],
     "db path": [([], 0)],
     "db backup": [([], 0), (["copy.backup"], 0)],
     "db prune": [
@@ -68,7 +75,16 @@ CALLS: dict[str, list[tuple[list[str], int]]] = {
     "db forget": [(["T-0", "--dry-run"], 0), (["T-0", "--yes"], 0)],
     "db vacuum": [([], 0)],
 }
-MARKS = {"validate": MODEL, "score": FLOW, "doctor": MODEL, "checkpoint info": MODEL}
+# What must have been done before.
+BEFORE = {"trigger": ["deploy"]}
+MARKS = {
+    "deploy": (pytest.mark.prefect,),
+    "trigger": (pytest.mark.prefect,),
+    "validate": MODEL,
+    "score": FLOW,
+    "doctor": MODEL,
+    "checkpoint info": MODEL,
+}
 
 
 def calls() -> list[Any]:
@@ -154,6 +170,9 @@ def test_every_command_with_json_is_asked_below():
 def test_json_is_one_value_and_nothing_else(
     name: str, arguments: list[str], code: int, store: Path, capsys: pytest.CaptureFixture[str]
 ):
+    if name in BEFORE:
+        main(BEFORE[name])
+        capsys.readouterr()
     assert main([*name.split(), *arguments, "--json"]) == code
     out = capsys.readouterr().out
     json.loads(out, parse_constant=lambda constant: pytest.fail(f"JSON has no {constant}"))

@@ -1,0 +1,108 @@
+"""A schedule, on a server that has its scheduler, with a real worker."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
+
+SCHEMA = '{"urgent": {"type": "boolean", "description": "The text asks for help at once."}}'
+DEADLINE = 150
+
+
+@pytest.fixture
+def server(yard: Any) -> Iterator[str]:
+    """Start a server as users do; that of the test harness schedules nothing."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    log = yard.folder / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "prefect", "server", "start"),
+                *("--host", "127.0.0.1", "--port", str(port)),
+            ],
+            env={
+                **yard.environment,
+                "PREFECT_API_URL": url,
+                "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "PREFECT_HOME": str(yard.folder / "server"),
+            },
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: answers(url), 120, log)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def answers(url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{url}/health", timeout=2) as response:
+            return response.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def until(true: Any, seconds: float, log: Path) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+    return found
+
+
+def test_a_run_that_is_due_in_the_next_minute_runs_by_itself(
+    yard: Any, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterStateName
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from weighbridge.deployments.cli import main
+
+    monkeypatch.chdir(yard.folder)
+    Path("triage.json").write_text(SCHEMA)
+    Path("tickets.jsonl").write_text('{"id": "a", "text": "It broke, help!"}\n')
+    with temporary_settings({PREFECT_API_URL: server}):
+        request = ["--documents", "tickets.jsonl", "--schema", "triage.json"]
+        more = ["-p", "encoding=codes", "--output", "answers-{scheduled:%H%M}.json"]
+        when = ["--cron", "* * * * *", "--timezone", "Europe/Berlin", "--activate"]
+        assert main(["deploy", "nightly", *request, *more, *when]) == 0
+        assert "runs at * * * * * (Europe/Berlin)" in capsys.readouterr().out
+        yard.start("--no-warm-up", "--pool", "weighbridge", env={"PREFECT_API_URL": server})
+        only = FlowRunFilter(
+            state={"name": FlowRunFilterStateName(any_=["Completed"])}  # pyright: ignore
+        )
+        with get_client(sync_client=True) as client:
+            (run, *_) = yard.until(lambda: client.read_flow_runs(flow_run_filter=only), DEADLINE)
+            due = run.expected_start_time
+            assert due is not None
+            assert due.second == 0  # as the schedule says, whenever it ran
+            assert run.auto_scheduled
+            # Switched off again: nothing more is due.
+            assert main(["deploy", "nightly", "--paused"]) == 0
+    # The zone of the schedule is that of dates in paths.
+    written = yard.folder / f"answers-{due.astimezone(ZoneInfo('Europe/Berlin')):%H%M}.json"
+    assert [each["field"] for each in json.loads(written.read_text())] == ["urgent"]

@@ -1,0 +1,331 @@
+"""`weighbridge trigger` against a real server and a real worker process."""
+
+import contextvars
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from weighbridge.deployments.cli import main
+
+pytestmark = [pytest.mark.prefect, pytest.mark.mlx]
+
+SCHEMA = '{"urgent": {"type": "boolean", "description": "The text asks for help at once."}}'
+# Without the prior of labels, which a process would compute first.
+FAST = ["-p", "encoding=codes"]
+NIGHT = datetime(2026, 11, 20, 6, 0, tzinfo=UTC)
+GOOD = [{"id": "a", "text": "It broke, help!"}, {"id": "b", "text": "Hi."}]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def at_work(yard: Any) -> tuple[Any, UUID]:
+    """A worker that found a run waiting which was due at night, ten days ago."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Scheduled
+
+    from weighbridge.deployments.deploying import find
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(yard.folder)
+        Path("triage.json").write_text(SCHEMA)
+        write(Path("tickets-2026-11-19.jsonl"), GOOD)
+        night = ["--documents", "tickets-{date-1}.jsonl", "--schema", "triage.json", *FAST]
+        assert main(["deploy", "--pool", yard.pool]) == 0
+        assert main(["deploy", "nightly", *night, "--timezone", "UTC"]) == 0
+    with get_client(sync_client=True) as client:
+        nightly = find(client, "nightly")
+        assert nightly is not None
+        state = Scheduled(scheduled_time=NIGHT)  # pyright: ignore[reportArgumentType]
+        late = client.create_flow_run_from_deployment(nightly.id, state=state).id
+    yard.start("--no-warm-up")
+    return yard, late
+
+
+@pytest.fixture
+def adhoc(
+    at_work: tuple[Any, UUID], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Trigger `adhoc` and wait: the exit code, the answer and what was said."""
+    monkeypatch.chdir(at_work[0].folder)
+
+    def run(documents: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        capsys.readouterr()
+        request = ["--documents", documents, "--schema", "triage.json", *FAST]
+        code = main(["trigger", "adhoc", *request, *arguments, "--wait", "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
+
+    return run
+
+
+@pytest.fixture
+def idle(
+    prefect_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> list[str]:
+    """A deployment that no worker looks after; return what triggers it."""
+    del prefect_server
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("triage.json").write_text(SCHEMA)
+    request = ["--documents", "d.jsonl", "--schema", "triage.json"]
+    assert main(["deploy", "idle", *request, "--pool", "nobody"]) == 0
+    capsys.readouterr()
+    return ["trigger", "idle"]
+
+
+def flow_run(identity: str) -> Any:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(UUID(identity))
+
+
+def meanwhile(name: str, change: Callable[[Any, Any], None]) -> threading.Thread:
+    """Change the next run of a deployment once it is there, from another thread."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+
+    only = DeploymentFilter(name=DeploymentFilterName(any_=[name]))
+    with get_client(sync_client=True) as client:
+        before = {run.id for run in client.read_flow_runs(deployment_filter=only)}
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        with get_client(sync_client=True) as client:
+            while time.monotonic() < deadline:
+                runs = client.read_flow_runs(deployment_filter=only)
+                if new := [run for run in runs if run.id not in before]:
+                    change(client, new[0])
+                    return
+                time.sleep(0.2)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(wait,))
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+def test_a_run_that_was_due_while_nothing_ran_runs_once_for_its_own_night(
+    at_work: tuple[Any, UUID],
+):
+    yard, late = at_work
+    assert yard.ended(late) == "Completed"
+    assert yard.history(late).count("Running") == 1
+    found = yard.flow_run(late)
+    assert found.expected_start_time == NIGHT
+    # The dates of paths are those of the night it was due, not of the morning it ran.
+    outcome = [each for each in artifacts(late) if (each.key or "").endswith("-outcome")]
+    assert json.loads(str(outcome[0].data))[0]["documents"] == len(GOOD)
+
+
+def artifacts(identity: UUID) -> list[Any]:
+    from prefect.client.orchestration import get_client
+
+    from weighbridge.deployments.following import artifacts_of
+
+    with get_client(sync_client=True) as client:
+        return artifacts_of(client, identity)
+
+
+@pytest.mark.slow
+def test_done_is_0(adhoc: Callable[..., Any], at_work: tuple[Any, UUID]):
+    yard, _ = at_work
+    write(yard.folder / "good.jsonl", GOOD)
+    code, answer, err = adhoc("good.jsonl", "-p", "limit=1")
+    assert code == 0
+    assert answer["state"] == "completed"
+    assert answer["outcome"]["documents"] == 1
+    assert answer["outcome"]["rejected"] == 0
+    assert answer["name"].startswith("score-triage-")
+    assert answer["flow_run_id"] in answer["url"]
+    assert "completed" in err
+    assert "no worker is online" not in err
+    # Questions are sent, and paths hold anywhere.
+    request = flow_run(answer["flow_run_id"]).parameters["request"]
+    assert request["documents"] == str(yard.folder / "good.jsonl")
+    assert json.loads(request["schema"])["urgent"]["type"] == "boolean"
+    assert (request["schema_name"], request["limit"]) == ("triage", 1)
+
+
+@pytest.mark.slow
+def test_rejected_documents_are_3(adhoc: Callable[..., Any], at_work: tuple[Any, UUID]):
+    write(at_work[0].folder / "empty.jsonl", [{"id": "a", "text": ""}])
+    code, answer, err = adhoc("empty.jsonl")
+    assert (code, answer["state"], answer["outcome"]["rejected"]) == (3, "completed", 1)
+    assert f"weighbridge rejected {answer['outcome']['run_id']}" in err
+
+
+@pytest.mark.slow
+def test_failed_is_1(adhoc: Callable[..., Any]):
+    code, answer, err = adhoc("missing.jsonl")
+    assert (code, answer["state"], answer["outcome"]) == (1, "failed", None)
+    assert "missing.jsonl does not exist" in err
+    assert "is not on this machine" in err
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "said"),
+    [("Crashed", 1, "crashed: the lid was closed"), ("Cancelled", 130, "was cancelled")],
+)
+def test_other_ends(
+    state: str, code: int, said: str, idle: list[str], capsys: pytest.CaptureFixture[str]
+):
+    from prefect import states
+
+    ended = getattr(states, state)(message="the lid was closed")
+    other = meanwhile("idle", lambda api, run: api.set_flow_run_state(run.id, ended, force=True))
+    assert main([*idle, "--wait"]) == code
+    other.join()
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "waiting for a worker" in err
+    assert out.splitlines()[1].startswith("page  http://127.0.0.1")
+
+
+def test_what_a_run_goes_through_is_told(idle: list[str], capsys: pytest.CaptureFixture[str]):
+    from prefect import states
+
+    def change(api: Any, run: Any) -> None:
+        later = datetime.now(UTC) + timedelta(hours=1)
+        for each in (
+            states.Running(),
+            states.AwaitingRetry(scheduled_time=later),  # pyright: ignore[reportArgumentType]
+            states.Completed(),
+        ):
+            time.sleep(1.5)  # longer than it is asked
+            api.set_flow_run_state(run.id, each, force=True)
+
+    other = meanwhile("idle", change)
+    assert main([*idle, "--wait"]) == 0
+    other.join()
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("hint")]
+    assert told[1:5] == [
+        "waiting for a worker",
+        "running",
+        "put back, waiting for a worker to go on with it",
+        "completed",
+    ]
+
+
+def test_without_waiting_it_prints_the_run_and_its_page(
+    idle: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(idle) == 0
+    out, err = capsys.readouterr()
+    identity = out.split()[1]
+    run = flow_run(identity)
+    assert run.state.type.value == "SCHEDULED"
+    assert out.splitlines()[1].endswith(f"/runs/flow-run/{identity}")
+    assert "no worker is online in the pool nobody: weighbridge worker start --pool nobody" in err
+    assert [line for line in (out + err).splitlines() if len(line) > 100] == []
+
+
+def test_a_new_schema_does_not_keep_the_name_of_the_old(
+    idle: list[str], capsys: pytest.CaptureFixture[str]
+):
+    model = ["--schema", "weighbridge.examples.ticket_model:Ticket"]
+    assert main(["deploy", "idle", *model]) == 0
+    capsys.readouterr()
+    assert main([*idle, "--json"]) == 0
+    request = flow_run(json.loads(capsys.readouterr().out)["flow_run_id"]).parameters["request"]
+    # A model is written out: its module may not be where the worker is.
+    assert request["schema_name"] == "Ticket"
+    assert isinstance(json.loads(request["schema"]), dict)
+    assert main([*idle, "--schema", SCHEMA, "--json"]) == 0
+    request = flow_run(json.loads(capsys.readouterr().out)["flow_run_id"]).parameters["request"]
+    assert "schema_name" not in request
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["-p", "temperature=hot"], 2, "temperature"),
+        (["-p", "permutations=99"], 2, "permutations"),
+        (["-p", "tempratur=1"], 2, "tempratur: there is no such field"),
+        (["--documents", "-"], 2, "stdin"),
+        (["--documents", "mysql://u:secret@h/d"], 2, "no password"),
+        (["--schema", "missing.json"], 1, "missing.json"),
+        (["--schema", "no.such.module:Class"], 1, "no.such.module"),
+    ],
+)
+def test_what_is_refused_starts_nothing(
+    arguments: list[str],
+    code: int,
+    said: str,
+    idle: list[str],
+    capsys: pytest.CaptureFixture[str],
+):
+    assert main([*idle, *arguments]) == code
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "secret" not in err
+    assert out == ""
+
+
+def test_what_only_the_server_refuses_names_the_field(
+    idle: list[str], capsys: pytest.CaptureFixture[str]
+):
+    # The deployment is of another version, whose form is stricter.
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    from weighbridge.deployments.deploying import find
+
+    with get_client(sync_client=True) as client:
+        found = find(client, "idle")
+        assert found is not None
+        form: Any = found.parameter_openapi_schema
+        fields = form["definitions"]["ScoreRequest"]["properties"]
+        fields["limit"] = {"type": "integer", "maximum": 5}
+        client.update_deployment(found.id, DeploymentUpdate(parameter_openapi_schema=form))
+    assert main([*idle, "-p", "limit=6"]) == 1
+    err = capsys.readouterr().err
+    assert "error: the server refuses to trigger idle: limit: 6 is greater than" in err
+
+
+def test_an_unknown_deployment_lists_those_there_are(
+    idle: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["trigger", "weekly"]) == 1
+    err = capsys.readouterr().err
+    assert "there is no deployment 'weekly'" in err
+    assert "idle" in err
+    assert "weighbridge deploy" in err
+
+
+@pytest.mark.parametrize("name", ["", " /", "a\0b", "\udcff", "9" * 100_000, "other-flow/idle"])
+def test_names_that_cannot_be(name: str, idle: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(["trigger", "--", name]) == 2
+    assert "must be the name of a deployment" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_run_going(
+    idle: list[str], start_weighbridge: Callable[..., Any], tmp_path: Path
+):
+    process = start_weighbridge(*idle, "--wait", cwd=tmp_path)
+    assert process.stderr is not None
+    identity = process.stdout.readline().split()[1]
+    for line in process.stderr:
+        if "waiting for a worker" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the run goes on: http://127.0.0.1:" in err
+    assert "Traceback" not in err
+    assert flow_run(identity).state.type.value == "SCHEDULED"

@@ -1,0 +1,154 @@
+"""The worker keeps the model, ends when told to, and leaves nothing half done."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deployments.conftest import PROGRAM, URGENT
+
+pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def worker(yard: Any) -> Any:
+    """A worker that the tests of this module share."""
+    yard.deploy()
+    return yard.start()
+
+
+def texts(name: str, count: int) -> list[str]:
+    return [f"{name} {number} broke." for number in range(count)]
+
+
+def test_runs_share_a_process_and_a_model(yard: Any, worker: Any):
+    first = yard.trigger(yard.documents(texts("Pump", 3), "pumps"))
+    second = yard.trigger(yard.documents(texts("Lamp", 2), "lamps"))
+    assert [yard.ended(first), yard.ended(second)] == ["Completed", "Completed"]
+    assert {yard.run_row(run)["pid"] for run in (first, second)} == {worker.pid}
+    assert [yard.run_row(run)["scored"] for run in (first, second)] == [3, 2]
+    place = yard.flow_run(first).infrastructure_pid
+    assert place.endswith(f":{worker.pid}")
+    assert sum(" loaded smollm2" in line for line in worker.lines()) == 1
+    # The warm-up came before the first run, or no run would have found the model in memory.
+    log = worker.log.read_text()
+    assert 0 < log.index("runs will find") < log.index(" starts: ")
+
+
+def test_cancelled_between_batches_and_in_the_queue(yard: Any, worker: Any):
+    from prefect.states import Cancelling
+
+    documents = yard.documents(texts("Valve", 40), "valves")
+    running = yard.trigger(documents, batch_size=1)
+    queued = yard.trigger(documents, batch_size=1)
+    yard.until(lambda: yard.run_row(running).get("scored", 0) >= 2)
+    with yard.client() as api:
+        api.set_flow_run_state(queued, Cancelling())
+        # One that has not been taken has nothing to stop.
+        assert api.read_flow_run(queued).state.name == "Cancelled"
+        api.set_flow_run_state(running, Cancelling())
+    at_cancel = yard.run_row(running)["scored"]
+    assert yard.ended(running) == "Cancelled"
+    row = yard.run_row(running)
+    assert row["status"] == "cancelled"
+    # The state is read once a second, so count only that it stopped early: at most what a
+    # second holds, and the batch after it.
+    assert at_cancel <= row["scored"] < 40
+    assert yard.rows("select * from claim") == []
+    rest = yard.trigger(documents)
+    assert yard.ended(rest) == "Completed"
+    assert yard.run_row(rest)["reused"] == row["scored"]
+    assert yard.run_row(rest)["scored"] == 40 - row["scored"]
+    assert yard.run_row(queued) == {}
+
+
+def test_another_program_is_told_or_waits_and_gets_the_model(
+    yard: Any, worker: Any, tmp_path: Path
+):
+    yard.until(lambda: "runs will find" in worker.log.read_text())
+    # One of the runs before has loaded it, and idle or not, the worker keeps it.
+    command = ["score", "--text", "It broke.", "--schema", json.dumps(URGENT), "--json"]
+    database = ["--db", str(tmp_path / "own.db")]
+
+    def score(*options: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [PROGRAM, *command, *database, *options],
+            env=yard.environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    refused = score()
+    assert refused.returncode == 1
+    assert f"the worker with pid {worker.pid} (holds smollm2" in refused.stderr
+    assert all(way in refused.stderr for way in ("weighbridge trigger", "--wait", "--anyway"))
+    assert "Traceback" not in refused.stderr
+    waited = score("--wait")
+    assert waited.returncode == 0, waited.stderr
+    assert json.loads(waited.stdout)["scored"] == 1
+    yard.until(lambda: "gave the model up" in worker.log.read_text())
+    # The next run takes its turn and loads it again.
+    after = yard.trigger(yard.documents(texts("Wheel", 1), "wheels"))
+    assert yard.ended(after) == "Completed"
+    assert sum(" loaded smollm2" in line for line in worker.lines()) == 2
+
+
+def test_sigterm_ends_it_at_the_batch_and_the_next_one_goes_on(yard: Any, worker: Any):
+    documents = yard.documents(texts("Motor", 30), "motors")
+    flow_run = yard.trigger(documents, batch_size=1)
+    yard.until(lambda: yard.run_row(flow_run).get("scored", 0) >= 2)
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0, worker.log.read_text()
+    assert yard.history(flow_run)[-1] == "AwaitingRetry"
+    before = yard.run_row(flow_run)
+    assert 2 <= before["scored"] < 30
+    assert yard.rows("select * from claim") == []
+
+    successor = yard.start("--no-warm-up")
+    assert yard.ended(flow_run) == "Completed"
+    after = yard.run_row(flow_run)
+    assert (after["id"], after["pid"], after["scored"]) == (before["id"], successor.pid, 30)
+    assert yard.decided(after["id"]) == (30, 30)
+    # SIGINT is ignored in the background of a script, unless the worker sees to it.
+    successor.signal(signal.SIGINT)
+    assert successor.exit_code() == 0, successor.log.read_text()
+    assert "ended: the worker received SIGINT" in successor.log.read_text()
+
+
+def test_an_upgrade_ends_it_between_runs(yard: Any):
+    import importlib.metadata
+    import shutil
+
+    # The package as Python sees it first: a copy of what was installed.
+    folder = yard.folder / "site"
+    name = f"weighbridge-{importlib.metadata.version('weighbridge')}.dist-info"
+    # Building a wheel leaves another description of the package in the checkout.
+    described = importlib.metadata.distributions(name="weighbridge")
+    installed = [Path(str(each.locate_file(name))) for each in described]
+    shutil.copytree(next(each for each in installed if each.is_dir()), folder / name)
+    path = f"{folder}:{yard.environment['PYTHONPATH']}"
+    worker = yard.start("--no-warm-up", env={"PYTHONPATH": path})
+    yard.until(lambda: "runs and workers" in worker.log.read_text())
+    time.sleep(3)  # it has looked by then, or would not see a change
+    (folder / name / "RECORD").touch()
+    assert worker.exit_code() == 0, worker.log.read_text()
+    assert re.search(r"ended: weighbridge \S+ was installed again", worker.log.read_text())
+
+
+def test_without_its_checkpoint_it_says_so_and_goes_on(yard: Any):
+    worker = yard.start("--checkpoint", str(yard.folder / "missing"))
+    flow_run = yard.trigger(yard.documents(texts("Pump", 3), "pumps"))
+    assert yard.ended(flow_run) == "Completed"
+    log = worker.log.read_text()
+    assert "no model was loaded ahead of the runs: " in log
+    assert "missing" in log
+    assert "Traceback" not in log
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
