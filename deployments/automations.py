@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.events import Automation, AutomationCore
 
-REJECTED_EVENT = "weighbridge.documents.rejected"
 ZOMBIES = "weighbridge: crash runs without a heartbeat"
 REJECTED = "weighbridge: notify when many documents are rejected"
 
@@ -31,12 +30,14 @@ class AppliedAutomation:
         name: Its name.
         id: Its id.
         made: Whether it was not there before.
+        changed: Whether it is another one than before.
         enabled: Whether it is switched on.
     """
 
     name: str
     id: UUID
     made: bool
+    changed: bool
     enabled: bool
 
 
@@ -90,6 +91,8 @@ def rejected_automation(block_id: UUID) -> "AutomationCore":
     """
     from prefect.events import AutomationCore, EventTrigger, Posture, ResourceSpecification
     from prefect.events.actions import SendNotification
+
+    from weighbridge.flows.telling import REJECTED_EVENT
 
     return AutomationCore(
         name=REJECTED,
@@ -159,7 +162,12 @@ def notification_block(client: "SyncPrefectClient", block: str) -> UUID:
 def _apply(client: "SyncPrefectClient", wanted: "AutomationCore") -> AppliedAutomation:
     existing = find_automation(client, wanted.name)
     if existing is None:
-        return AppliedAutomation(wanted.name, client.create_automation(wanted), True, True)
+        made = client.create_automation(wanted)
+        return AppliedAutomation(wanted.name, made, made=True, changed=True, enabled=True)
     kept = wanted.model_copy(update={"enabled": existing.enabled})
-    client.update_automation(existing.id, kept)
-    return AppliedAutomation(wanted.name, existing.id, False, existing.enabled)
+    changed = kept.model_dump(mode="json") != existing.model_dump(mode="json", exclude={"id"})
+    if changed:
+        client.update_automation(existing.id, kept)
+    return AppliedAutomation(
+        wanted.name, existing.id, made=False, changed=changed, enabled=existing.enabled
+    )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 _WORKER_TYPE = "weighbridge"
+_SET = {
+    *("parameters", "paused", "work_pool_name", "version", "description", "entrypoint"),
+    *("parameter_openapi_schema", "enforce_parameter_schema", "concurrency_options"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,9 @@ class Applied:
         name: Its name, within the flow.
         id: Its id.
         made: Whether it was not there before.
+        changed: Whether it is another one than before.
         pool: Work pool of its runs.
-        schedules: When it runs, in words, those that are switched off left out.
+        schedules: When it runs, in words; those that are switched off only where all are.
         paused: Whether no schedule starts it.
         request: Fields of the `ScoreRequest` of its runs that are set.
     """
@@ -60,6 +65,7 @@ class Applied:
     name: str
     id: UUID
     made: bool
+    changed: bool
     pool: str
     schedules: tuple[str, ...]
     paused: bool
@@ -141,7 +147,7 @@ def apply(
     if existing is None:
         made = _create(client, entry, wanted, request, zone)
     else:
-        _update(client, entry, wanted, existing, request)
+        _update(client, entry, wanted, existing, request, zone)
         made = existing.id
     found = client.read_deployment(made)
     active = [each for each in found.schedules if each.active]
@@ -149,11 +155,22 @@ def apply(
         name=found.name,
         id=found.id,
         made=existing is None,
+        changed=existing is None or _seen(existing) != _seen(found),
         pool=found.work_pool_name or "",
-        schedules=tuple(map(in_words, active)),
+        schedules=tuple(map(in_words, active or found.schedules)),
         paused=found.paused or not active,
         request=request_of(found),
     )
+
+
+def has_cron(entry: Entry, existing: "DeploymentResponse | None") -> bool:
+    """Say whether there is, or will be made, a schedule that has a time zone to set."""
+    from prefect.client.schemas.schedules import CronSchedule
+
+    if existing is None:
+        return entry.cron is not None
+    own = _own_schedule(entry, existing)
+    return own is not None and isinstance(own.schedule, CronSchedule)
 
 
 def in_words(schedule: "DeploymentSchedule") -> str:
@@ -176,6 +193,9 @@ def _create(
     zone: str,
 ) -> UUID:
     cron = wanted.cron or entry.cron
+    # That of the file waits for its deployment, which is paused; one that is added to a
+    # deployment that is not must wait by itself.
+    on = entry.paused or wanted.paused is False
     return client.create_deployment(
         flow_id=client.create_flow_from_name(FLOW),
         name=entry.name,
@@ -183,7 +203,7 @@ def _create(
         work_pool_name=wanted.pool or POOL,
         parameters={"request": dict(request)},
         paused=entry.paused if wanted.paused is None else wanted.paused,
-        schedules=[_schedule(entry, cron, wanted.timezone or zone)] if cron else [],
+        schedules=[_schedule(entry, cron, wanted.timezone or zone, active=on)] if cron else [],
         pull_steps=[],
         **_owned_by_the_file(entry),
     )
@@ -195,6 +215,7 @@ def _update(
     wanted: Wanted,
     existing: "DeploymentResponse",
     request: Mapping[str, Any],
+    zone: str,
 ) -> None:
     from prefect.client.schemas.actions import DeploymentUpdate
 
@@ -206,10 +227,10 @@ def _update(
     # Schedules are left out: a list here would replace those that were added in the UI.
     client.update_deployment(existing.id, DeploymentUpdate(**changes, **_owned_by_the_file(entry)))
     own = _own_schedule(entry, existing)
-    if own is None and (wanted.cron or (wanted.timezone and entry.cron)):
-        cron = wanted.cron or str(entry.cron)
-        zone = wanted.timezone or "UTC"
-        client.create_deployment_schedules(existing.id, [_schedule(entry, cron, zone)])
+    if own is None and wanted.cron:
+        on = wanted.paused is False
+        added = _schedule(entry, wanted.cron, wanted.timezone or zone, active=on)
+        client.create_deployment_schedules(existing.id, [added])
     elif own is not None:
         _update_schedule(client, existing.id, own, wanted)
 
@@ -243,14 +264,29 @@ def _own_schedule(entry: Entry, existing: "DeploymentResponse") -> "DeploymentSc
     return found[0] if len(found) == 1 else None
 
 
-def _schedule(entry: Entry, cron: str, timezone: str) -> "DeploymentScheduleCreate":
+def _schedule(
+    entry: Entry, cron: str, timezone: str, *, active: bool
+) -> "DeploymentScheduleCreate":
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
     # A schedule is found again by its slug.
     return DeploymentScheduleCreate(
-        schedule=CronSchedule(cron=cron, timezone=timezone), active=True, slug=_slug(entry)
+        schedule=CronSchedule(cron=cron, timezone=timezone), active=active, slug=_slug(entry)
     )
+
+
+def _seen(deployment: "DeploymentResponse") -> dict[str, Any]:
+    """Return all that we set of a deployment, and none of what the server counts on."""
+    limit = deployment.global_concurrency_limit
+    return {
+        **deployment.model_dump(mode="json", include=_SET),
+        "limit": limit and limit.limit,
+        "schedules": [
+            each.model_dump(mode="json", include={"active", "slug", "schedule"})
+            for each in deployment.schedules
+        ],
+    }
 
 
 def _slug(entry: Entry) -> str:

@@ -1,6 +1,7 @@
 """What `prefect.yaml` of this package says about each deployment."""
 
 import importlib.resources
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ FLOW = "score-documents"
 POOL = "weighbridge"
 SCHEDULED = "nightly"
 """What a deployment under another name is made like."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}", re.ASCII)
+"""What names of deployments and work pools may be."""
 
 _FILE = "prefect.yaml"
 
@@ -25,7 +29,6 @@ class Entry:
         paused: Whether its schedule waits to be switched on.
         slug: What the server knows the schedule by; None without a schedule.
         cron: When it runs; None without a schedule.
-        timezone: Zone of the schedule.
         limit: How many of its runs may go on at once.
         collision_strategy: What becomes of a run beyond that.
         grace_period_seconds: How long a run may hold its place before it has started.
@@ -38,7 +41,6 @@ class Entry:
     paused: bool
     slug: str | None
     cron: str | None
-    timezone: str | None
     limit: int
     collision_strategy: str
     grace_period_seconds: int
@@ -71,7 +73,6 @@ def _entry(found: Mapping[str, Any]) -> Entry:
         paused=found.get("paused", False),
         slug=schedule.get("slug"),
         cron=schedule.get("cron"),
-        timezone=schedule.get("timezone"),
         limit=concurrency["limit"],
         collision_strategy=concurrency["collision_strategy"],
         grace_period_seconds=concurrency["grace_period_seconds"],

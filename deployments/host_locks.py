@@ -3,8 +3,6 @@
 import fcntl
 import os
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -13,7 +11,7 @@ def try_lock(path: Path) -> IO[bytes] | None:
     """Lock a file for as long as it is open; None when another process has it.
 
     Raises:
-        OSError: The file cannot be made.
+        OSError: The file cannot be made, or not be locked.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
@@ -22,16 +20,10 @@ def try_lock(path: Path) -> IO[bytes] | None:
     except BlockingIOError:
         file.close()
         return None
+    except OSError:  # a file system without locks
+        file.close()
+        raise
     return file
-
-
-@contextmanager
-def locked(path: Path) -> Generator[None]:
-    """Hold a file's lock within this block, waiting for it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def take_name(folder: Path, host: str, pool: str) -> tuple[str, IO[bytes]]:

@@ -6,12 +6,15 @@ whatever keeps it running starts it anew.
 """
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("weighbridge", "mlx", "mlx-lm", "prefect")
 """What answers depend on, and what runs the flows."""
+
+_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,32 @@ def _installation(package: str) -> Installation | None:
         except OSError:
             continue
     return Installation(version, 0)
+
+
+class Upgrades:
+    """Looks now and then whether what this process has imported was replaced.
+
+    Attributes:
+        replacing: The packages that are gone for a moment, amid an upgrade.
+    """
+
+    def __init__(self) -> None:
+        self.replacing: list[str] = []
+        self._before = look()
+        self._looked = time.monotonic()
+
+    def look(self, say: Callable[[str], None]) -> str | None:
+        """Return what was replaced, None for nothing; call it as often as you like.
+
+        Args:
+            say: Told when an upgrade has begun.
+        """
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return None
+        self._looked = time.monotonic()
+        now = look()
+        gone = missing(self._before, now)
+        if gone and not self.replacing:
+            say(f"{', '.join(gone)} is being replaced: no new run is started")
+        self.replacing = gone
+        return None if gone else replaced(self._before, now)

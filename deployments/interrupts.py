@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from weighbridge.flows.progress import Listener, Progress
 
 
+_interrupted = False
+
+
+def was_interrupted() -> bool:
+    """Return whether there was a Ctrl-C in an `interruptible` block of this process."""
+    return _interrupted
+
+
 @contextmanager
 def interruptible(listener: "Listener", *, say: Callable[[str], None]) -> Generator["Listener"]:
     """Make Ctrl-C end flows of this block between two batches.
@@ -32,15 +40,17 @@ def interruptible(listener: "Listener", *, say: Callable[[str], None]) -> Genera
     """
     from weighbridge.tasks.stopping import ask_to_stop, clear_stop, stop_asked
 
+    global _interrupted  # noqa: PLW0603
+    _interrupted = False
     if threading.current_thread() is not threading.main_thread():
         yield listener
         return
-    in_batches = interrupted = False
+    in_batches = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
+        global _interrupted  # noqa: PLW0603
         del number, frame
-        interrupted = True
+        _interrupted = True
         if stop_asked() or not in_batches:
             raise KeyboardInterrupt
         ask_to_stop("interrupted")
@@ -60,7 +70,7 @@ def interruptible(listener: "Listener", *, say: Callable[[str], None]) -> Genera
     try:
         yield listen
     except Exception as error:
-        if interrupted:
+        if _interrupted:
             raise KeyboardInterrupt from error
         raise
     finally:

@@ -11,19 +11,31 @@ import asyncio
 import os
 import platform
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from weighbridge.deployments.host_locks import locked
+import httpx
+
+from weighbridge.deployments.host_locks import try_lock
+from weighbridge.deployments.server_errors import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from datetime import datetime
+    from collections.abc import Awaitable, Callable, Generator
+    from uuid import UUID
 
     from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun, State
 
 _TAKEN = re.compile(r"^taken by the worker process (?P<host>.+):(?P<pid>\d+)$")
+_RETRY_DUE = re.compile(
+    r"^the worker process \d+ on (?P<host>.+) is gone: it was killed or crashed; "
+    r"(?P<retry>retry \d+ of \d+) follows$"
+)
+_RECENT = timedelta(days=3)
+_LOCK_SECONDS = 0.1
 _PAGE = 100
 
 
@@ -94,27 +106,54 @@ async def recover_orphans(
     Returns:
         How many runs there were.
     """
-    from prefect.exceptions import ObjectNotFound
-
     from weighbridge.tasks.settings import load_settings
 
-    lock = locked(load_settings().cache / "workers" / "recovery.lock")
+    lock = load_settings().cache / "workers" / "recovery.lock"
     # Two workers that start together would each schedule the retry.
-    await asyncio.to_thread(lock.__enter__)
-    try:
+    while (held := try_lock(lock)) is None:
+        await asyncio.sleep(_LOCK_SECONDS)
+    with held:
         found = 0
         for flow_run in await _unfinished(client, pool):
-            try:
+            with _one_run(flow_run, say):
                 holder = await holder_of(client, flow_run)
                 if holder is None or holder.host != platform.node() or holder.lives:
                     continue
                 await _recover(client, flow_run, holder, retries, say)
-            except ObjectNotFound:
-                continue  # deleted meanwhile
-            found += 1
+                found += 1
+        for flow_run in await _half_recovered(client, pool):
+            with _one_run(flow_run, say):
+                await _retry(client, flow_run, say)
+                found += 1
         return found
-    finally:
-        lock.__exit__(None, None, None)
+
+
+@contextmanager
+def _one_run(flow_run: FlowRun, say: Callable[[str], None]) -> Generator[None]:
+    """Let other runs go on where one cannot be closed.
+
+    Prefect answers 500 to every state of a run whose deployment was deleted meanwhile.
+    """
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        yield
+    except ObjectNotFound:
+        pass  # deleted meanwhile
+    except httpx.HTTPStatusError as error:
+        say(
+            f"{flow_run.name} was left by a dead worker, and the server does not let it be "
+            f"closed: {reason_of(error)}; delete it, if it stays"
+        )
+
+
+async def cancelled_waiting(client: PrefectClient, pool: str) -> set[UUID]:
+    """Find runs of a pool that have begun once, are being cancelled, and may run nowhere."""
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    which = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CANCELLING"]}}})
+    found = await _flow_runs(client, pool, which)
+    return {flow_run.id for flow_run in found if flow_run.start_time is not None}
 
 
 async def _unfinished(client: PrefectClient, pool: str) -> list[FlowRun]:
@@ -122,18 +161,47 @@ async def _unfinished(client: PrefectClient, pool: str) -> list[FlowRun]:
         FlowRunFilter,
         FlowRunFilterState,
         FlowRunFilterStateType,
-        WorkPoolFilter,
-        WorkPoolFilterName,
     )
     from prefect.client.schemas.objects import StateType
 
-    states = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+    types = FlowRunFilterStateType(
+        any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED]
+    )
+    found = await _flow_runs(client, pool, FlowRunFilter(state=FlowRunFilterState(type=types)))
+    # A suspended run has ended, and waits to be resumed; a paused one is refused while it lives.
+    return [flow_run for flow_run in found if flow_run.state_name != "Suspended"]
+
+
+async def _half_recovered(client: PrefectClient, pool: str) -> list[FlowRun]:
+    """Find what this host has marked as crashed, and whose retry the server never got."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterEndTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    crashed = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
+        end_time=FlowRunFilterEndTime.model_validate({"after_": datetime.now(UTC) - _RECENT}),
+    )
+    return [
+        flow_run
+        for flow_run in await _flow_runs(client, pool, crashed)
+        if flow_run.state is not None
+        and (due := _RETRY_DUE.match(flow_run.state.message or ""))
+        and due["host"] == platform.node()
+    ]
+
+
+async def _flow_runs(client: PrefectClient, pool: str, which: FlowRunFilter) -> list[FlowRun]:
+    from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+
     flow_runs: list[FlowRun] = []
     while True:
         page = await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states))
-            ),
+            flow_run_filter=which,
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
             limit=_PAGE,
             offset=len(flow_runs),
@@ -155,7 +223,7 @@ async def _recover(
     retries: Callable[[FlowRun], Awaitable[int]],
     say: Callable[[str], None],
 ) -> None:
-    from prefect.states import AwaitingRetry, Cancelled, Crashed
+    from prefect.states import Cancelled, Crashed
 
     await asyncio.to_thread(_close_in_stores, flow_run, say)
     gone = f"the worker process {holder.pid} on {holder.host} is gone: it was killed or crashed"
@@ -167,12 +235,23 @@ async def _recover(
     earlier = sum(state.is_crashed() for state in await _history(client, flow_run))
     allowed = await retries(flow_run)
     await _close_task_runs(client, flow_run, gone)
-    # Right before its retry: whoever waits for the run's end may look in between.
-    await client.set_flow_run_state(flow_run.id, Crashed(message=gone), force=True)
     if earlier >= allowed:
+        await client.set_flow_run_state(flow_run.id, Crashed(message=gone), force=True)
         say(f"{flow_run.name} crashed with its worker; its {allowed} retries are used up")
         return
-    again = f"retry {earlier + 1} of {allowed} after a crash"
+    # Two calls, and the second may fail: the message keeps what is still to be done.
+    due = f"{gone}; retry {earlier + 1} of {allowed} follows"
+    await client.set_flow_run_state(flow_run.id, Crashed(message=due), force=True)
+    flow_run.state = Crashed(message=due)
+    await _retry(client, flow_run, say)
+
+
+async def _retry(client: PrefectClient, flow_run: FlowRun, say: Callable[[str], None]) -> None:
+    """Schedule the retry that the message of a run's state announces."""
+    from prefect.states import AwaitingRetry
+
+    due = _RETRY_DUE.match((flow_run.state and flow_run.state.message) or "")
+    again = f"{due['retry'] if due else 'a retry'} after a crash"
     await client.set_flow_run_state(flow_run.id, AwaitingRetry(message=again), force=True)
     say(f"{flow_run.name} crashed with its worker, and goes on: {again}")
 

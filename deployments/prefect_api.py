@@ -18,6 +18,9 @@ CONSENT_HINT = (
     "documents), or unset PREFECT_API_URL"
 )
 
+# Where no temporary server will do.
+_ANOTHER = "name another with PREFECT_API_URL"
+
 _DEFAULTS = {
     # No other network use than what the user asks for.
     "DO_NOT_TRACK": "1",
@@ -46,7 +49,9 @@ def quiet_prefect() -> None:
 
 
 @contextmanager
-def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[None]:
+def reporting(
+    *, allow_remote: bool, say: Callable[[str], None], otherwise: str = "unset PREFECT_API_URL"
+) -> Generator[None]:
     """Choose the API that flow runs within this block report to, and say which.
 
     The API that Prefect is set to (environment or profile), else a server that
@@ -55,6 +60,7 @@ def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[No
     Args:
         allow_remote: Consent to an API that is not on this machine.
         say: Told in a sentence what was chosen.
+        otherwise: What can be done, beside starting it, where the API that is set is silent.
 
     Raises:
         CommandError: The API is not on this machine and there is no consent, it
@@ -75,14 +81,14 @@ def reporting(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[No
                 f"flow runs must be reported to this machine, and Prefect is set to {shown}",
                 hint=CONSENT_HINT,
             )
-        if is_loopback(url) and not _answers(url):
+        if is_loopback(url) and not answers(url):
             raise CommandError(
                 f"the Prefect API must answer, and {shown} does not",
-                hint="start it with: prefect server start, or unset PREFECT_API_URL",
+                hint=f"start it with: prefect server start, or {otherwise}",
             )
         say(f"reporting to the Prefect API at {shown}")
         yield
-    elif _answers(LOCAL_API):
+    elif answers(LOCAL_API):
         say(f"reporting to the Prefect server at {LOCAL_API}")
         with temporary_settings({PREFECT_API_URL: LOCAL_API}):
             yield
@@ -108,9 +114,9 @@ def kept_server(*, allow_remote: bool, say: Callable[[str], None]) -> Generator[
     if describe_api() is None:
         raise CommandError(
             f"a Prefect server must run, and none answers at {LOCAL_API}",
-            hint="start it in another terminal: prefect server start",
+            hint=f"start it in another terminal: prefect server start, or {_ANOTHER}",
         )
-    with reporting(allow_remote=allow_remote, say=say):
+    with reporting(allow_remote=allow_remote, say=say, otherwise=_ANOTHER):
         yield
 
 
@@ -122,7 +128,7 @@ def describe_api() -> str | None:
     url = PREFECT_API_URL.value()
     if url:
         return _without_user(url)
-    return LOCAL_API if _answers(LOCAL_API) else None
+    return LOCAL_API if answers(LOCAL_API) else None
 
 
 def is_loopback(url: str) -> bool:
@@ -134,7 +140,8 @@ def is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Return whether a Prefect API answers within two seconds."""
     # A proxy of the environment must not be asked about this machine.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -109,6 +109,8 @@ class _Lines:
         self._began: tuple[float, int] | None = None
 
     def __call__(self, progress: "Progress") -> None:
+        if progress.stage.startswith("waiting"):
+            print_note(progress.stage)
         if progress.total is None:
             return
         now = time.monotonic()

@@ -29,14 +29,28 @@ class FlowThread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="weighbridge-flow-runs", daemon=True)
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._flow: Future[Any] | None = None
+
+    @property
+    def has_flow(self) -> bool:
+        """Whether a flow run waits here or runs, whoever still awaits it."""
+        return self._flow is not None and not self._flow.done()
+
+    def call_flow(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Do as `call` with what runs a flow run, the only one at its time."""
+        self._flow = self._put(function, *arguments)
+        return asyncio.wrap_future(self._flow)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Run a function in the thread after those before it; await its value."""
+        return asyncio.wrap_future(self._put(function, *arguments))
+
+    def _put(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         # The context of the caller holds the settings of Prefect, and with them the API.
         context = contextvars.copy_context()
         future: Future[Any] = Future()
         self._calls.put((partial(context.run, function, *arguments), future))
-        return asyncio.wrap_future(future)
+        return future
 
     def run(self) -> None:
         """Run calls for ever."""
@@ -94,7 +108,7 @@ def give_way(log: Log) -> None:
         log.info("gave the model up, as another program waits for it; the next run loads it again")
 
 
-def run_here(flow_run_id: UUID, begin: Callable[[], bool]) -> str | None:
+def run_here(flow_run_id: UUID, begin: Callable[[], bool]) -> tuple[bool, str | None]:
     """Run a flow run in this process and thread, by its deployment's entry point.
 
     Args:
@@ -102,18 +116,19 @@ def run_here(flow_run_id: UUID, begin: Callable[[], bool]) -> str | None:
         begin: Asked right before it starts whether it still should.
 
     Returns:
-        Why it did not end by itself, None if it did, or did not start.
+        Whether it began, and why it did not end by itself: None if it did, or another
+        state came from the server.
     """
     from prefect.exceptions import Abort, Pause
     from prefect.flow_engine import load_flow, load_flow_run, run_flow
 
     if not begin():
-        return None
+        return False, None
     try:
         flow_run = load_flow_run(flow_run_id)
         run_flow(load_flow(flow_run), flow_run=flow_run, return_type="state")
     except (Abort, Pause):
-        return None  # the server has given it another state
+        return True, None  # the server has given it another state
     except BaseException as error:  # noqa: BLE001 - a KeyboardInterrupt must not end the worker
-        return f"the flow could not be run: {type(error).__name__}: {error}"
-    return None
+        return True, f"the flow could not be run: {type(error).__name__}: {error}"
+    return True, None

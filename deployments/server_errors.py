@@ -1,7 +1,7 @@
 """What a Prefect server answers when it refuses, as sentences for the reader."""
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -37,11 +37,24 @@ def server_errors(doing: str) -> Generator[None]:
             f"the Prefect API must {doing}, and answers {status}: {reason}", hint=hint
         ) from error
     except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
         raise CommandError(
-            f"the Prefect API must answer to {doing}, and it does not: {reason}",
+            f"the Prefect API must answer to {doing}, and it does not: {reason_of(error)}",
             hint="start it with: prefect server start",
         ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, its name if it says nothing."""
+    return str(error) or type(error).__name__
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Give the errors of a group one after the other; any other error is its own."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(each)
+    else:
+        yield error
 
 
 def _reason(response: Any) -> str:

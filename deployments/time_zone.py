@@ -1,7 +1,6 @@
 """The time zone of this machine, by its name: a schedule keeps to it through summer and winter."""
 
 import os
-import zoneinfo
 from pathlib import Path
 
 _LOCALTIME = Path("/etc/localtime")
@@ -17,9 +16,11 @@ def local_zone() -> str:
 
 
 def is_zone(name: str) -> bool:
-    """Say whether a zone of this name is known here."""
+    """Say whether a zone of this name is known here. Loads the flow, and with it Prefect."""
+    from weighbridge.flows.when import DateError, zone_of
+
     try:
-        zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        zone_of(name)
+    except DateError:
         return False
     return True

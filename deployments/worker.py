@@ -17,34 +17,38 @@ from uuid import UUID
 
 import anyio
 import httpx
-from prefect.exceptions import InfrastructureNotAvailable, ObjectNotFound
+from prefect.exceptions import InfrastructureNotAvailable, ObjectNotFound, PrefectSignal
 from prefect.settings import PREFECT_WORKER_QUERY_SECONDS, get_current_settings, temporary_settings
-from prefect.states import Cancelled, Crashed, Pending, Scheduled
+from prefect.states import Pending
 from prefect.utilities.engine import propose_state
 from prefect.utilities.urls import url_for
 from prefect.workers.base import BaseJobConfiguration, BaseWorker, BaseWorkerResult
 from pydantic import Field
 
 from weighbridge.deployments.deployments_file import POOL
-from weighbridge.deployments.installed import look, missing, replaced
+from weighbridge.deployments.installed import Upgrades
 from weighbridge.deployments.orphans import (
+    cancelled_waiting,
     recover_orphans,
     taken_message,
     this_process,
 )
 from weighbridge.deployments.running import FlowThread, give_way, load_ahead, run_here
+from weighbridge.deployments.server_errors import leaves, reason_of
+from weighbridge.deployments.settling import Left, Settler
 from weighbridge.deployments.signals import drain_on_signals
+from weighbridge.deployments.waiting import Waits
 from weighbridge.tasks.stopping import ask_to_stop, clear_stop, stop_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import anyio.abc
-    from prefect.client.schemas.objects import FlowRun, State
+    from prefect.client.schemas.objects import FlowRun
 
 RETRIES_AFTER_CRASH = 2
 _POLL_SECONDS = 1.0
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 3.0  # Prefect tells a worker of cancelled runs only while it takes them
 
 
 class _Ended(Exception):  # noqa: N818 - not an error
@@ -119,11 +123,13 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         self._thread = FlowThread()
         self._loading: asyncio.Future[None] | None = None
         self._running: UUID | None = None
-        self._dropped: set[UUID] = set()
+        self._taken: set[UUID] = set()  # waiting for the thread, in it or just out of it
+        self._settler = Settler()
+        self._uncancelled: set[UUID] = set()  # seen to at the next poll that is answered
+        self._looked = 0.0
+        self._waits = Waits()
         self._recovered = False
-        self._installed = look()
-        self._looked = time.monotonic()
-        self._replacing: list[str] = []
+        self._upgrades = Upgrades()
         self._unreachable = False
 
     @classmethod
@@ -151,14 +157,27 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         with temporary_settings({PREFECT_WORKER_QUERY_SECONDS: seconds}):
             try:
                 await super().start(run_once, with_healthcheck, printer)
-            except* _Ended as ended:
-                self._say(f"ended: {ended.exceptions[0]}")
+            except BaseException as error:
+                # The loops run side by side, so what ends them arrives in groups.
+                causes = list(leaves(error))
+                others = [each for each in causes if not isinstance(each, _Ended)]
+                if not others:
+                    self._say(f"ended: {causes[0]}")
+                elif others[0] is error:
+                    raise
+                else:
+                    raise others[0] from None
 
     async def setup(self) -> None:
         """Connect, make the pool, handle signals, and begin to load the checkpoint."""
         clear_stop()
         drain_on_signals(self._asked, lambda name: self._say(f"{name} again: stopping at once"))
-        await super().setup()
+        try:
+            await super().setup()
+        except BaseException:
+            # The base class leaves its connections and tasks open, and they complain at exit.
+            await super().teardown(None, None, None)
+            raise
         self._thread.start()
         if self._warm_up:
             self._loading = self._thread.call(load_ahead, self._checkpoint, self._logger)
@@ -173,26 +192,40 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
     async def sync_with_backend(self) -> None:
         """Send a heartbeat; a server that is away for a while does not end the worker."""
         try:
-            await super().sync_with_backend()
+            await self._waits.until_told(super().sync_with_backend())
         except httpx.HTTPError as error:
             self._lost(error)
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
         """Start the next run, unless this process should end."""
         await self._end_if_due()
-        if self._replacing:
+        if self._upgrades.replacing:
             return []
         try:
-            if not self._recovered and self._work_pool is not None:
-                await recover_orphans(
-                    self.client, self._work_pool_name, retries=self._retries, say=self._say
-                )
-                self._recovered = True
-            await self._give_way()
-            found = await super().get_and_submit_flow_runs()
+            found = await self._waits.until_told(self._poll())
         except httpx.HTTPError as error:
             self._lost(error)
-            return []
+            found = None
+        if found is None:
+            await self._end_if_due()
+        return found or []
+
+    async def _poll(self) -> list[FlowRun]:
+        if not self._recovered and self._work_pool is not None:
+            await recover_orphans(
+                self.client, self._work_pool_name, retries=self._retries, say=self._say
+            )
+            self._recovered = True
+        await self._give_way()
+        # Before a run is taken, or one that is taken again could be meant.
+        await self._settler.settle_rest(self.client, self._logger)
+        cancelling, self._uncancelled = self._uncancelled, set()
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            cancelling |= await cancelled_waiting(self.client, self._work_pool_name)
+        for flow_run_id in cancelling:
+            await self._cancel_run(flow_run_id)
+        found = await super().get_and_submit_flow_runs()
         if self._unreachable:
             self._unreachable = False
             self._say("the Prefect API answers again")
@@ -207,14 +240,19 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         """Run a flow run in the thread of flow runs, and say how it ended."""
         del configuration
         place = this_process()
+        self._taken.add(flow_run.id)
         if task_status is not None:
             task_status.started(place)  # pyright: ignore[reportArgumentType]
         started = time.monotonic()
-        outcome = await self._thread.call(
-            run_here, flow_run.id, partial(self._begin, flow_run.id, flow_run.name)
-        )
-        self._running = None
-        await self._settle(flow_run, outcome, time.monotonic() - started)
+        try:
+            began, why = await self._thread.call_flow(
+                run_here, flow_run.id, partial(self._begin, flow_run.id, flow_run.name)
+            )
+            self._running = None
+            left = Left(flow_run, began, why, time.monotonic() - started)
+            await self._settler.settle(self.client, left, self._logger)
+        finally:
+            self._taken.discard(flow_run.id)
         return WeighbridgeResult(identifier=place, status_code=0)
 
     async def kill_infrastructure(
@@ -232,25 +270,57 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         flow_run_id = UUID(configuration.env["PREFECT__FLOW_RUN_ID"])
         if infrastructure_pid != this_process():
             raise InfrastructureNotAvailable("another worker has this run")
-        self._dropped.add(flow_run_id)
+        self._settler.dropped.add(flow_run_id)
         if self._running == flow_run_id:
             raise InfrastructureNotAvailable("it runs, and stops at the end of its batch")
+
+    async def _submit_run(self, flow_run: FlowRun) -> None:
+        # What escaped from here would end the worker, and with it the run in flight.
+        try:
+            await self._waits.until_told(super()._submit_run(flow_run))
+        except (Exception, PrefectSignal) as error:  # noqa: BLE001 - the next poll meets it again
+            self._logger.warning("%s was not taken: %s", flow_run.name, reason_of(error))
+        self._submitting_flow_run_ids.discard(flow_run.id)
+        if self._cancelling_observer is not None:
+            self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
+        if flow_run.id not in self._taken:
+            self._release_limit_slot(flow_run.id)
+
+    async def _submit_run_and_capture_errors(
+        self, flow_run: FlowRun, task_status: Any = None
+    ) -> BaseWorkerResult | Exception:
+        try:
+            return await super()._submit_run_and_capture_errors(flow_run, task_status)
+        except (Exception, PrefectSignal) as error:  # noqa: BLE001 - as in `_submit_run`
+            self._logger.warning("%s was left: %s", flow_run.name, reason_of(error))
+            return RuntimeError(reason_of(error))
 
     async def _propose_pending_state(self, flow_run: FlowRun) -> bool:
         # As the base class does, with a message: see `taken_message`.
         if stop_asked():
             return False
+        self._settler.taken(flow_run.id)
         taken = Pending(message=taken_message())
         try:
             state = await propose_state(self.client, taken, flow_run_id=flow_run.id)
-            if state.is_pending():
-                await self.client.update_flow_run(flow_run.id, infrastructure_pid=this_process())
-        except Exception as error:  # noqa: BLE001 - the next poll meets the run again
-            self._logger.info("%s was not taken: %s", flow_run.name, error)
+        except (Exception, PrefectSignal) as error:  # noqa: BLE001 - as in `_submit_run`
+            # Such as Abort: another worker was faster, or it was cancelled meanwhile. Or our
+            # own proposal came through, and the answer got lost.
+            self._logger.info("%s was not taken: %s", flow_run.name, reason_of(error))
+            self._settler.unheard(flow_run)
             return False
         return state.is_pending()
 
     async def _cancel_run(self, flow_run_id: UUID) -> None:
+        try:
+            await self._waits.until_told(self._cancel(flow_run_id))
+        except httpx.HTTPError as error:
+            self._uncancelled.add(flow_run_id)
+            self._logger.warning("a run could not be cancelled yet: %s", reason_of(error))
+        except Exception as error:  # noqa: BLE001 - as in `_submit_run`
+            self._logger.warning("a run could not be cancelled: %s", reason_of(error))
+
+    async def _cancel(self, flow_run_id: UUID) -> None:
         # The base class leaves alone what has run before. A run that waits for its retry has,
         # and no process would ever end it.
         try:
@@ -260,15 +330,10 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         if flow_run.start_time is None:
             await super()._cancel_run(flow_run_id)
             return
-        states = await self.client.read_flow_run_states(flow_run_id)
-        states.sort(key=lambda state: state.timestamp)
-        if len(states) < 2 or not states[-1].is_cancelling() or self._running == flow_run_id:
-            return
-        mine = flow_run.infrastructure_pid == this_process()
-        if states[-2].is_scheduled() or (states[-2].is_pending() and mine):
-            self._dropped.add(flow_run_id)
-            waited = "cancelled while it waited for its retry"
-            await self._mark_flow_run_as_cancelled(flow_run, {"message": waited})
+        if self._running != flow_run_id:
+            await self._settler.cancel_waiting(
+                self.client, flow_run, taken=flow_run_id in self._taken
+            )
 
     async def _retries(self, flow_run: FlowRun) -> int:
         try:
@@ -281,50 +346,17 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
 
     def _begin(self, flow_run_id: UUID, name: str) -> bool:
         """Say in the thread of flow runs whether a run may start now."""
-        if flow_run_id in self._dropped or stop_asked():
+        if flow_run_id in self._settler.dropped or stop_asked():
             return False
         self._running = flow_run_id
         self._say(f"{name} starts: {url_for('flow-run', obj_id=flow_run_id)}")
         return True
 
-    async def _settle(self, flow_run: FlowRun, outcome: str | None, seconds: float) -> None:
-        """Look how a run ended, and see to one that did not end by itself."""
-        try:
-            flow_run = await self.client.read_flow_run(flow_run.id)  # its flow has named it
-            state = flow_run.state
-            if state is not None and not (state.is_final() or state.is_scheduled()):
-                state = self._left_behind(flow_run.id, state, outcome)
-                await self.client.set_flow_run_state(flow_run.id, state, force=True)
-        except (httpx.HTTPError, ObjectNotFound) as error:
-            self._logger.warning("the end of %s could not be read: %s", flow_run.name, error)
-            return
-        finally:
-            self._dropped.discard(flow_run.id)
-        name = "without a state" if state is None else state.name
-        why = f" ({state.message})" if state is not None and state.message else ""
-        self._say(f"{flow_run.name}: {name} after {seconds:.1f} s{why}")
-
-    def _left_behind(self, flow_run_id: UUID, state: State[Any], outcome: str | None) -> State[Any]:
-        """Choose the next state of a run that has not ended and runs no more."""
-        if state.is_cancelling() or flow_run_id in self._dropped:
-            return Cancelled(message="cancelled before it could start")
-        if outcome is None and stop_asked():
-            return Scheduled(message="its worker stopped before it could start")
-        return Crashed(message=outcome or "the flow ended without a state")
-
     async def _end_if_due(self) -> None:
         """End the loops when a signal or an upgrade asks for it, once nothing runs."""
         reason = stop_asked()
-        idle = not self.limiter.borrowed_tokens
-        if reason is None and idle and time.monotonic() - self._looked >= _LOOK_SECONDS:
-            self._looked = time.monotonic()
-            now = look()
-            gone = missing(self._installed, now)
-            if gone and not self._replacing:
-                self._say(f"{', '.join(gone)} is being replaced: no new run is started")
-            self._replacing = gone
-            if not gone:
-                reason = replaced(self._installed, now)
+        if reason is None and not self._busy:
+            reason = self._upgrades.look(self._say)
         if reason is None:
             return
         ask_to_stop(reason)
@@ -332,18 +364,25 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         raise _Ended(reason)
 
     async def _give_way(self) -> None:
-        busy = self.limiter.borrowed_tokens or (self._loading and not self._loading.done())
+        loading = self._loading is not None and not self._loading.done()
         # Before the first run there may be no model, and its modules take seconds to import.
-        if not busy and "weighbridge.tasks.loading" in sys.modules:
+        if not self._busy and not loading and "weighbridge.tasks.loading" in sys.modules:
             await self._thread.call(give_way, self._logger)
 
+    @property
+    def _busy(self) -> bool:
+        # Whoever awaits the thread may have been cancelled, which does not stop the thread.
+        taken = self._limiter is not None and self._limiter.borrowed_tokens
+        return bool(taken) or self._thread.has_flow
+
     async def _drained(self) -> None:
-        while self._limiter is not None and self._limiter.borrowed_tokens:
+        while self._busy:
             await anyio.sleep(0.05)
 
     def _asked(self, signal_name: str) -> None:
         reason = f"the worker received {signal_name}"
         ask_to_stop(reason)
+        self._waits.hurry()
         rest = "a second signal stops at once"
         self._say(f"{reason}: ending after the batch in flight; {rest}")
 
@@ -353,8 +392,8 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
             raise error
         if not self._unreachable:
             self._unreachable = True
-            why = str(error) or type(error).__name__
-            self._logger.warning("the Prefect API does not answer (%s): trying again", why)
+            text = "the Prefect API does not answer (%s): trying again"
+            self._logger.warning(text, reason_of(error))
 
     def _say(self, text: str) -> None:
         self._logger.info(text)

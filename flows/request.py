@@ -31,12 +31,14 @@ class ScoreRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     documents: str = Field(
+        min_length=1,
         description="What holds the documents, on the machine that scores: a JSONL, JSON, CSV, TSV "
         "or Parquet file; a folder or glob of text files; with a query a SQLite file, or a "
-        "database URL without a password. tickets-{date-1}.jsonl is yesterday's file."
+        "database URL without a password. tickets-{date-1}.jsonl is yesterday's file.",
     )
     schema_: str = Field(
         alias="schema",
+        min_length=1,
         description="Path of a schema file, the schema itself as JSON, or a Pydantic model on the "
         "machine that scores, as module:Class.",
     )

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+import httpx
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
@@ -15,14 +16,17 @@ from weighbridge.flows.delivering import check_output, deliver
 from weighbridge.flows.progress import Progress, report
 from weighbridge.flows.request import ScoreRequest
 from weighbridge.flows.resolving import Resolved, resolve_request
-from weighbridge.flows.stopping import Stopped, Watch, ended_state
+from weighbridge.flows.stopping import Stopped, Watch, ended_state, put_back
 from weighbridge.flows.telling import RunTold, emit_rejected, errors_told, run_name, tag_run
+from weighbridge.tasks.loading import take_accelerator
 from weighbridge.tasks.planning import Batch
 from weighbridge.tasks.recording import Run, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
+from weighbridge.tasks.scorers import ScorerSpec
 from weighbridge.tasks.scoring import score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document, read_documents
+from weighbridge.tasks.stopping import watched
 from weighbridge.tasks.temperature import resolve_temperature
 
 
@@ -50,19 +54,25 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
         AcceleratorBusy: Another process of this machine holds a model.
         CancelledRun: It was cancelled, or this process asked to stop: see `stopping`.
     """
+    watch = Watch()
     try:
-        with errors_told():
+        with errors_told(), watched(watch.look):
             resolved = resolve_request(request)
-            outcome = _score(resolved)
+            outcome = _score(resolved, watch)
+            publish_outcome(resolved.request.schema_label, outcome)
+            watch.check_end()
     except Stopped as stopped:
         get_run_logger().warning("%s", stopped.message)
         # What a flow returns as a state is the state it ends in.
         return ended_state(stopped)  # pyright: ignore[reportReturnType]
-    publish_outcome(resolved.request.schema_label, outcome)
+    except httpx.TransportError as error:
+        if (state := put_back(error)) is None:
+            raise
+        return state  # pyright: ignore[reportReturnType]
     return outcome
 
 
-def _score(resolved: Resolved) -> dict[str, Any]:
+def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     started = datetime.now(UTC)
     request = resolved.request
     settings = load_settings(database_url=request.database)
@@ -73,7 +83,6 @@ def _score(resolved: Resolved) -> dict[str, Any]:
     temperature = resolve_temperature(spec)
     report(Progress("counting documents"))
     total = sum(1 for _ in _records(resolved))
-    watch = Watch()
     with recorded_run(
         schema,
         spec,
@@ -90,6 +99,8 @@ def _score(resolved: Resolved) -> dict[str, Any]:
         progress = ProgressArtifact(request.schema_label, run.run_id, total, told.done)
         for batch in watch.each(run.batches(_records(resolved), request.batch_size)):
             report(Progress(_stage(run, batch), told.done, total))
+            if batch.texts and not run.scorer.model_loaded:
+                _wait_for_turn(spec, told.done, total)
             with told.timing("scoring"):
                 results = score_batch(batch.texts, schema, spec) if batch.texts else []
             with told.timing("recording"):
@@ -133,6 +144,14 @@ def _score(resolved: Resolved) -> dict[str, Any]:
         "model_loaded": run.scorer.model_loaded,
         "database": str(store_path(settings.database_url) or display_url(settings.database_url)),
     }
+
+
+def _wait_for_turn(spec: ScorerSpec, done: int, total: int) -> None:
+    def say(text: str) -> None:
+        get_run_logger().info(text)
+        report(Progress(text, done, total))
+
+    take_accelerator(spec, say=say)
 
 
 def _stage(run: Run, batch: Batch) -> str:

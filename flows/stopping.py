@@ -7,9 +7,10 @@ read its own state. What runs in a process that is about to end hears it from
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import httpx
 from prefect import get_client, get_run_logger
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import PrefectException
@@ -22,15 +23,31 @@ __all__ = ["Stopped", "Watch", "ask_to_stop", "clear_stop", "ended_state", "stop
 
 T = TypeVar("T")
 
+READ_SECONDS = 1.0
+"""A run's state is read so often at most: it takes 10 to 20 ms."""
+
 _CANCELLED = frozenset({StateType.CANCELLING, StateType.CANCELLED})
 _NO_PAUSE = (
     "this run cannot be paused: it would keep the model and its place in the queue. "
     "Suspend it instead, or cancel it: what is recorded is kept"
 )
 
+_ALIVE = "this run was taken for crashed, and is alive: it goes on"
+
 
 class CancelledByPrefect(Stopped):
     """The run was cancelled through Prefect."""
+
+
+def put_back(error: httpx.TransportError) -> State[Any] | None:
+    """Return the state of a run whose server has been away for too long, None to let it fail.
+
+    A run of a deployment is put back into its queue, for the time when the server is back.
+    """
+    if deployment.id is None:
+        return None
+    why = str(error) or type(error).__name__
+    return ended_state(Stopped(f"the Prefect API did not answer ({why})"))
 
 
 def ended_state(stopped: Stopped) -> State[Any]:
@@ -46,15 +63,10 @@ def ended_state(stopped: Stopped) -> State[Any]:
 
 
 class Watch:
-    """Watches one flow run from inside.
+    """Watches one flow run from inside."""
 
-    Args:
-        every: How often the run's state is read at most.
-    """
-
-    def __init__(self, every: timedelta = timedelta(seconds=1)) -> None:
+    def __init__(self) -> None:
         self._id = flow_run.id
-        self._every = every.total_seconds()
         self._read = time.monotonic()
 
     def each(self, batches: Iterator[T]) -> Iterator[T]:
@@ -69,6 +81,23 @@ class Watch:
             self.look()
             yield batch
 
+    def check_end(self) -> None:
+        """Return if a run that has done everything may end as completed.
+
+        Raises:
+            CancelledByPrefect: It was cancelled meanwhile, and Prefect lets it end in no
+                other way.
+        """
+        if self._id is None:
+            return
+        with get_client(sync_client=True) as client:
+            try:
+                state = client.read_flow_run(self._id).state
+            except PrefectException:
+                return  # it was deleted, and there is nothing to end
+        if state is not None and state.type is StateType.CANCELLING:
+            raise CancelledByPrefect("cancelled through Prefect when all was recorded")
+
     def look(self) -> None:
         """Return if the run should go on; call where nothing is half done.
 
@@ -79,7 +108,7 @@ class Watch:
         if reason := stop_asked():
             raise Stopped(reason)
         now = time.monotonic()
-        if self._id is None or now - self._read < self._every:
+        if self._id is None or now - self._read < READ_SECONDS:
             return
         self._read = now
         with get_client(sync_client=True) as client:
@@ -91,6 +120,12 @@ class Watch:
                 return
             if state.type in _CANCELLED:
                 raise CancelledByPrefect("cancelled through Prefect")
+            if state.type is StateType.CRASHED:
+                # Such as by an automation, while this machine slept.
+                get_run_logger().warning(_ALIVE)
+                client.set_flow_run_state(self._id, Running(message=_ALIVE), force=True)
+            elif state.is_final():
+                raise CancelledByPrefect(f"set to {state.name} through Prefect")
             # A suspended run ends and frees its place; Prefect sees to that by itself.
             if state.type is StateType.PAUSED and state.name != "Suspended":
                 get_run_logger().warning(_NO_PAUSE)

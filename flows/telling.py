@@ -136,7 +136,7 @@ class RunTold:
         self, batch: Batch, results: Sequence[ScoreResult | Rejection], outcome: BatchOutcome
     ) -> None:
         """Tell of a recorded batch, in a line, and warn of what it rejected."""
-        self._count(results)
+        self._count()
         self._batches += 1
         self.done += outcome.documents
         logger = get_run_logger()
@@ -166,13 +166,12 @@ class RunTold:
                 self.run.run_id,
             )
 
-    def _count(self, results: Sequence[ScoreResult | Rejection]) -> None:
+    def _count(self) -> None:
         seconds, self._seconds = self._seconds, {}
         self.recording += seconds.get("recording", 0.0)
         if not self._resident and self.run.scorer.model_loaded:
             self._resident = True
-            # What the documents did not take was spent on the model.
-            self.loading += max(seconds.get("scoring", 0.0) - _scoring_seconds(results), 0.0)
+            self.loading += self.run.scorer.load_seconds
 
     def end(self, summary: RunSummary) -> None:
         """Tell how the run ended."""

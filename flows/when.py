@@ -27,7 +27,7 @@ from weighbridge.tasks.errors import TaskError
 
 ALLOWED: Final = "{date}, {date-1}, {date+2}, {date:%Y/%m/%d} or {scheduled:%Y-%m-%dT%H}"
 
-_DATE: Final = re.compile(r"\{(date|scheduled)([+-]\d{1,4})?(?::([^{}]*))?\}")
+_DATE: Final = re.compile(r"\{(date|scheduled)([+-][0-9]{1,4})?(?::([^{}]*))?\}")
 _BRACES: Final = re.compile(r"\{([^{}]*)(\}|$)")
 # What people write who mean a date; {data} and {id} are names of somebody's own.
 _MEANT: Final = re.compile(r"(date|sched|(dat|day|now|today|yesterday|tomorrow)\b)|.*%[a-z]", re.I)
@@ -109,6 +109,8 @@ def _written(found: re.Match[str], scheduled: datetime) -> str:
     try:
         # On the clock of the zone: the same hour, however long the days between are.
         return (scheduled + timedelta(days=int(offset or 0))).strftime(form)
+    except UnicodeEncodeError:
+        raise DateError(f"a date in a path must be UTF-8 text, got {found[0]!a}") from None
     except OverflowError:
         raise DateError(
             f"a date in a path must be in the years 1 to 9999, got {found[0]}"

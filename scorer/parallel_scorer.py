@@ -148,6 +148,11 @@ class ParallelScorer:
         """Whether the weights are in memory."""
         return self._resident.loaded
 
+    @property
+    def load_seconds(self) -> float:
+        """Seconds that loading and checking the weights took last, 0 before."""
+        return self._resident.load_seconds
+
     def key(self, schema: Schema) -> DecisionKey:
         """Return what this scorer's answers to a schema depend on."""
         return DecisionKey(

@@ -61,6 +61,7 @@ class ResidentCheckpoint:
         self.branching = True
         self._engine: Engine | None = None
         self.used = 0.0
+        self.load_seconds = 0.0
         self._plans: OrderedDict[tuple[object, ...], SchemaPlan] = OrderedDict()
         self._priors: WeakKeyDictionary[SchemaPlan, tuple[tuple[float, ...], ...]] = (
             WeakKeyDictionary()
@@ -197,10 +198,11 @@ class ResidentCheckpoint:
                 self.info.name,
                 difference,
             )
+        self.load_seconds = time.perf_counter() - start
         logger.debug(
             "loaded %s in %.1f s, %.2f GiB on %s",
             self.info.name,
-            time.perf_counter() - start,
+            self.load_seconds,
             _active_bytes() / 2**30,
             self.backend.name,
         )
@@ -239,7 +241,8 @@ def _make_room(wanted: ResidentCheckpoint) -> None:
     """Release what was used longest ago until a checkpoint fits beside the rest."""
     budget = memory_budget(wanted.backend)
     needed = weight_bytes(wanted.info.folder, wanted.backend.dtype) * _WORK
-    others = [each for each in _residents.values() if each is not wanted and each.loaded]
+    with _residents_lock:
+        others = [each for each in _residents.values() if each is not wanted and each.loaded]
     others.sort(key=lambda each: each.used)
     while others and (len(others) >= LOADED_LIMIT or _active_bytes() + needed > budget):
         oldest = others.pop(0)

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from weighbridge.tasks.errors import TaskError
-from weighbridge.tasks.stopping import Stopped, stop_asked
+from weighbridge.tasks.stopping import check
 
 _POLL_SECONDS = 0.5
 _SAY_SECONDS = 60.0
@@ -57,11 +58,11 @@ class Holder:
 
     def __str__(self) -> str:
         """Say it in a few words."""
-        return f"the {self.what} with pid {self.pid} (holds {self.checkpoint})"
+        return f"the {self.what} with pid {self.pid} ({self.checkpoint})"
 
 
 _lock = threading.Lock()
-_held: dict[Path, IO[str]] = {}
+_held: dict[Path, IO[bytes]] = {}
 _policy = LeasePolicy.WAIT
 _what = "program"
 
@@ -88,19 +89,16 @@ def take_lease(path: Path, checkpoint: str, *, say: Callable[[str], None]) -> No
 
     Raises:
         AcceleratorBusy: Another process has it and the policy is to refuse.
-        Stopped: This process was asked to stop while it waited.
+        Stopped: The run was asked to stop while it waited.
         TaskError: The lock file cannot be opened or locked.
     """
     with _lock:
+        if path in _held and not _is_at(_held[path], path):
+            _held.pop(path).close()  # somebody deleted it, and others lock a new one
         if path not in _held:
-            file = _open(path)
-            try:
-                if not _acquire(file, path, say):
-                    file.close()
-                    return
-            except BaseException:
-                file.close()
-                raise
+            file = _acquire(path, say)
+            if file is None:
+                return
             _held[path] = file
         since = datetime.now(UTC).isoformat(timespec="seconds")
         _write(_held[path], Holder(os.getpid(), _what, checkpoint, since))
@@ -117,64 +115,71 @@ def release_lease(path: Path) -> None:
     with _lock:
         file = _held.pop(path, None)
         if file is not None:
-            _write(file, None)
-            file.close()
+            with file:
+                _write(file, None)
 
 
 def lease_wanted(path: Path) -> bool:
     """Return whether another process waits for the lease that this one has."""
-    if path not in _held:
-        return False
-    try:
-        with _waiting(path).open() as file:
-            return not _locks(file)
-    except OSError:
-        return False  # nobody ever waited
+    return path in _held and _wished(path)
 
 
 def lease_holder(path: Path) -> Holder | None:
     """Return which process holds the accelerator, None if it is free."""
-    if path in _held:
+    if path in _held and _is_at(_held[path], path):
         return _read(path)
-    try:
-        with path.open("r+", encoding="utf-8") as file:
-            if _locks(file):
-                return None
-    except OSError:
+    if not path.is_file():
         return None
-    return _read(path)
+    try:
+        file = _try(path)
+    except TaskError:
+        return None
+    if file is None:
+        return _read(path)
+    file.close()
+    return None
 
 
-def _acquire(file: IO[str], path: Path, say: Callable[[str], None]) -> bool:
-    """Lock the file by the policy; False if the accelerator is shared without it."""
+def _acquire(path: Path, say: Callable[[str], None]) -> IO[bytes] | None:
+    """Lock the file by the policy and return it; None if the model is shared without."""
+    if _wished(path):
+        time.sleep(2 * _POLL_SECONDS)  # who waits comes first
     for _ in range(_TRIES):  # more than once: `lease_holder` has the lock for a moment as well
-        if _locks(file):
-            return True
+        if file := _try(path):
+            return file
         time.sleep(_POLL_SECONDS / 10)
     if _policy is LeasePolicy.REFUSE:
         raise AcceleratorBusy(
-            f"the accelerator must be free to load a model, and {_holder(path)} has it",
-            hint="hand it over: weighbridge trigger adhoc; wait for it: --wait; or load a "
-            "second model beside it: --anyway",
+            f"one program of this machine may hold a model, and {_holder(path)} does",
+            hint="wait for it (LeasePolicy.WAIT), or load a second one (LeasePolicy.SHARE)",
         )
     if _policy is LeasePolicy.SHARE:
         say(f"loading a second model beside {_holder(path)}")
-        return False
+        return None
     with _open(_waiting(path)) as wish:
         fcntl.flock(wish, fcntl.LOCK_SH)
-        _wait(file, path, say)
-    return True
+        return _wait(path, say)
 
 
-def _wait(file: IO[str], path: Path, say: Callable[[str], None]) -> None:
+def _wait(path: Path, say: Callable[[str], None]) -> IO[bytes]:
     told = -_SAY_SECONDS
-    while not _locks(file):
-        if reason := stop_asked():
-            raise Stopped(reason)
+    while (file := _try(path)) is None:
+        check()
         if time.monotonic() - told >= _SAY_SECONDS:
             told = time.monotonic()
-            say(f"waiting for the accelerator: {_holder(path)} has it")
+            say(f"waiting for the model: {_holder(path)} has one")
         time.sleep(_POLL_SECONDS)
+    return file
+
+
+def _wished(path: Path) -> bool:
+    waiting = _waiting(path)
+    if not waiting.exists():
+        return False  # nobody ever waited
+    file = _try(waiting)
+    if file is not None:
+        file.close()
+    return file is None
 
 
 def _holder(path: Path) -> Holder | str:
@@ -185,22 +190,36 @@ def _waiting(path: Path) -> Path:
     return path.with_name(f"{path.name}.wanted")
 
 
-def _open(path: Path) -> IO[str]:
+def _open(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     except OSError as error:
         raise _unusable(path, error) from error
 
 
-def _locks(file: IO[str]) -> bool:
+def _try(path: Path) -> IO[bytes] | None:
+    """Open and lock a file; None if another process has it locked."""
+    file = _open(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        file.close()
+        return None
     except OSError as error:  # such as a network file system without locks
-        raise _unusable(Path(file.name), error) from error
-    return True
+        file.close()
+        raise _unusable(path, error) from error
+    if not _is_at(file, path):  # deleted between the two calls
+        file.close()
+        return None
+    return file
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _unusable(path: Path, error: OSError) -> TaskError:
@@ -210,17 +229,17 @@ def _unusable(path: Path, error: OSError) -> TaskError:
     )
 
 
-def _write(file: IO[str], holder: Holder | None) -> None:
-    file.seek(0)
-    file.truncate()
-    if holder is not None:
-        file.write(json.dumps(asdict(holder)) + "\n")
-    file.flush()
+def _write(file: IO[bytes], holder: Holder | None) -> None:
+    text = "" if holder is None else json.dumps(asdict(holder)) + "\n"
+    # The lock counts; what stands in the file is for people, and a disk may be full.
+    with suppress(OSError):
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), text.encode(), 0)
 
 
 def _read(path: Path) -> Holder | None:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         return Holder(**found)
-    except (OSError, ValueError, TypeError):  # between being locked and being written
+    except (OSError, ValueError, TypeError, RecursionError):  # locked, and not written yet
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weighbridge.scorer.memory import weight_bytes
 from weighbridge.scorer.resident import release_checkpoints
-from weighbridge.tasks.lease import lease_wanted, release_lease
+from weighbridge.tasks.lease import lease_wanted, release_lease, take_lease
 from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 from weighbridge.tasks.settings import load_settings
 
@@ -17,14 +17,12 @@ class Loaded:
 
     Attributes:
         name: What people call it.
-        fresh: Whether it was loaded just now, not before.
-        seconds: How long that took.
+        seconds: How long that took; next to nothing if it was in memory.
         bytes: What its weights take.
         backend: What it computes with.
     """
 
     name: str
-    fresh: bool
     seconds: float
     bytes: int
     backend: str
@@ -41,19 +39,27 @@ def load_scorer(spec: ScorerSpec, *, say: Callable[[str], None]) -> Loaded:
         ScorerError: The checkpoint or backend cannot be used.
         TemperatureError: The temperature cannot be used.
         AcceleratorBusy: Another process of this host holds a model.
-        Stopped: This process was asked to stop while it waited for the accelerator.
+        Stopped: The run was asked to stop while it waited for the accelerator.
     """
     scorer = open_scorer(spec, say=say)
-    fresh = not scorer.model_loaded
     started = time.perf_counter()
     scorer.load()
     return Loaded(
         name=scorer.info.name,
-        fresh=fresh,
         seconds=time.perf_counter() - started,
         bytes=weight_bytes(scorer.info.folder, scorer.dtype),
         backend=scorer.backend,
     )
+
+
+def take_accelerator(spec: ScorerSpec, *, say: Callable[[str], None]) -> None:
+    """Take the lease for the checkpoint of a spec, before it is loaded.
+
+    Raises:
+        AcceleratorBusy: Another process of this host holds a model.
+        Stopped: The run was asked to stop while it waited.
+    """
+    take_lease(load_settings().lease, open_scorer(spec).info.name, say=say)
 
 
 def hand_over() -> bool:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from weighbridge.db.errors import RecordRefused
 from weighbridge.db.store import Store
 from weighbridge.tasks.sources import BadRecord, Document
-from weighbridge.tasks.stopping import Stopped, stop_asked
+from weighbridge.tasks.stopping import check
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def plan_batches(
         RecordRefused: A recorded position now holds another text: skipping it would
             lose a document, and scoring it would give the position two.
         RunRefused: The run does not exist, is closed, or was taken over.
-        Stopped: This process was asked to stop while another run had what is left.
+        Stopped: The run was asked to stop while another one had what is left.
     """
     for batch in _batches(store, run_id, records, sizer):
         given = time.perf_counter()
@@ -249,8 +249,7 @@ def _retry_deferred(
 
     `waited_for` holds the texts of the last look, so that a wait is told once.
     """
-    if reason := stop_asked():
-        raise Stopped(reason)
+    check()
     if not waited_for.issuperset(deferred):
         count = sum(map(len, deferred.values()))
         logger.info("waiting for %d documents that another run is scoring", count)

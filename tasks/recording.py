@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run, task_run
 from sqlalchemy import Engine
 
@@ -29,6 +30,9 @@ from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document
 from weighbridge.tasks.stopping import Stopped
+
+_left_open: dict[str, list[int]] = {}
+"""Runs by their store that could not be closed, such as on a full disk."""
 
 _PACKAGES = ("weighbridge", "mlx", "mlx-lm", "prefect")
 
@@ -109,9 +113,13 @@ def recorded_run(
     opened = open_scorer(scorer)
     opened.plans(schema)  # what does not fit is told before there is a run
     key = opened.key(schema)
-    engine = open_engine(database_url or load_settings().database_url)
+    url = database_url or load_settings().database_url
+    engine = open_engine(url)
     try:
         store = Store(engine)
+        for left in _left_open.pop(url, []):
+            with suppress(StoreError):
+                store.finish_run(left, "failed", message="its end could not be recorded")
         handle = store.begin_run(
             RunStart(
                 flow_run_id=flow_run.id,
@@ -154,11 +162,17 @@ def recorded_run(
         except BaseException as error:
             stopped = isinstance(error, Stopped) or not isinstance(error, Exception)
             status = "cancelled" if stopped else "failed"
-            message = error.message if isinstance(error, Stopped) else type(error).__name__
-            # What went wrong first matters. A run left open is closed as crashed by a later
-            # one, once this process is gone.
-            with suppress(StoreError):
+            message = type(error).__name__
+            if isinstance(error, Stopped):
+                message = error.message
+            elif isinstance(error, Pause):
+                message = "suspended through Prefect"
+            try:
                 store.finish_run(run.run_id, status, message=message)
+            except StoreError:
+                # What went wrong first matters. A later run of this process closes this one,
+                # or any later run once this process is gone.
+                _left_open.setdefault(url, []).append(run.run_id)
             raise
     finally:
         engine.dispose()

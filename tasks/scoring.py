@@ -38,7 +38,7 @@ def score_batch(
     Raises:
         ScorerError: The checkpoint, schema or backend cannot be used.
         AcceleratorBusy: Another process of this host holds a model.
-        Stopped: This process was asked to stop while it waited for the accelerator.
+        Stopped: The run was asked to stop while it waited for the accelerator.
     """
     opened = open_scorer(scorer, say=get_run_logger().info)
     results = opened.score_batch(texts, schema, scorer.mode, scorer.field_batch_size)

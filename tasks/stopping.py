@@ -1,8 +1,12 @@
 """A wish that runs in this process stop, told from any thread. A leaf.
 
-What is asked to stop is not torn out of its work: a flow looks between two batches, a
-wait for the accelerator looks twice a second.
+What is asked to stop is not torn out of its work: a flow looks between two batches, and
+whatever waits looks twice a second.
 """
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class Stopped(Exception):  # noqa: N818 - named for what happened
@@ -18,6 +22,35 @@ class Stopped(Exception):  # noqa: N818 - named for what happened
 
 
 _reason: str | None = None
+
+
+_look: ContextVar[Callable[[], None] | None] = ContextVar("weighbridge_look", default=None)
+
+
+@contextmanager
+def watched(look: Callable[[], None]) -> Generator[None]:
+    """Let whatever waits within this block look whether the run should go on.
+
+    Args:
+        look: Raises `Stopped` if it should not.
+    """
+    token = _look.set(look)
+    try:
+        yield
+    finally:
+        _look.reset(token)
+
+
+def check() -> None:
+    """Return if the run at hand should go on; called by whatever waits.
+
+    Raises:
+        Stopped: This process was asked to stop, or who watches the run says so.
+    """
+    if _reason is not None:
+        raise Stopped(_reason)
+    if look := _look.get():
+        look()
 
 
 def ask_to_stop(reason: str) -> None:

@@ -1,40 +1,36 @@
 """The command that puts our deployments and automations on a Prefect server."""
 
-import re
-import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weighbridge.deployments.cli.deploy_report import Done, print_report, say_what_is_next, values
 from weighbridge.deployments.cli.options import JsonOption
 from weighbridge.deployments.cli.request_options import (
     DocumentsOption,
+    IdFieldOption,
     OutputOption,
     ParameterOption,
+    QueryOption,
     RequestSchemaOption,
+    SinceOption,
+    TextFieldOption,
     require_request,
     typed_request,
 )
-from weighbridge.deployments.console import (
-    print_answer,
-    print_hint,
-    print_json,
-    print_note,
-)
-from weighbridge.deployments.deployments_file import POOL, SCHEDULED, file_text, read_entries
-from weighbridge.deployments.prefect_api import kept_server
+from weighbridge.deployments.console import print_json, print_note
+from weighbridge.deployments.deployments_file import NAME, POOL, SCHEDULED, file_text, read_entries
+from weighbridge.deployments.prefect_api import kept_server, quiet_prefect
 from weighbridge.deployments.server_errors import server_errors
 from weighbridge.deployments.time_zone import is_zone, local_zone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from prefect.client.schemas.responses import DeploymentResponse
 
-    from weighbridge.deployments.automations import AppliedAutomation
-    from weighbridge.deployments.deploying import Applied, Wanted
+    from weighbridge.deployments.deploying import Wanted
     from weighbridge.deployments.deployments_file import Entry
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}", re.ASCII)
 _WHEN = "When it runs"
 
 
@@ -51,6 +47,10 @@ def deploy(
     documents: DocumentsOption = None,
     schema: RequestSchemaOption = None,
     output: OutputOption = None,
+    query: QueryOption = None,
+    since: SinceOption = None,
+    text_field: TextFieldOption = None,
+    id_field: IdFieldOption = None,
     parameters: ParameterOption = None,
     cron: Annotated[
         str | None,
@@ -135,9 +135,17 @@ def deploy(
         typer.echo(file_text(), nl=False)
         return
     _require_choices(name, cron, timezone, pool)
-    request = typed_request(documents, schema, output, parameters, follow_schema=True)
-    one = {"documents/schema/output/-p": request, "--cron": cron, "--timezone": timezone}
-    if name is None and (any(one.values()) or activate is not None):
+    options = {
+        "documents": documents,
+        "schema": schema,
+        "output": output,
+        "query": query,
+        "since": since,
+        "text_field": text_field,
+        "id_field": id_field,
+    }
+    request = typed_request(options, parameters, follow_schema=True)
+    if name is None and (request or cron or timezone or activate is not None):
         raise typer.BadParameter(
             "name the deployment that this is about, as in: weighbridge deploy nightly …",
             param_hint="NAME",
@@ -154,23 +162,26 @@ def deploy(
         paused = None if activate is None else not activate
         wanted = Wanted(request, cron, timezone, paused, pool, rejected_share)
         entries = _entries(name)
-        applied, automations, pools = _apply(entries, wanted, notify)
+        done = _apply(entries, wanted, notify)
     if as_json:
-        print_json(_values(applied, automations, pools))
+        print_json(values(done))
     else:
-        _report(applied, automations, pools)
-    _say_what_is_next(applied, automations)
+        print_report(done)
+    say_what_is_next(done)
 
 
 def _require_choices(
     name: str | None, cron: str | None, timezone: str | None, pool: str | None
 ) -> None:
     for value, hint in ((name, "NAME"), (pool, "--pool")):
-        if value is not None and not _NAME.fullmatch(value):
+        if value is not None and not NAME.fullmatch(value):
             raise typer.BadParameter(
                 f"must be letters, digits, dots, dashes and spaces, got {value!r:.80}",
                 param_hint=hint,
             )
+    if timezone is None and cron is None:
+        return
+    quiet_prefect()
     if timezone is not None and not is_zone(timezone):
         raise typer.BadParameter(
             f"must be the IANA name of a zone, as Europe/Berlin, got {timezone!r:.80}",
@@ -181,12 +192,8 @@ def _require_choices(
 
 
 def _require_cron(cron: str) -> None:
-    from pydantic import ValidationError
-
-    from weighbridge.deployments.prefect_api import quiet_prefect
-
-    quiet_prefect()
     from prefect.client.schemas.schedules import CronSchedule
+    from pydantic import ValidationError
 
     try:
         CronSchedule(cron=cron)
@@ -203,101 +210,49 @@ def _entries(name: str | None) -> "list[Entry]":
     return [known.get(name) or replace(known[SCHEDULED], name=name)]
 
 
-def _apply(
-    entries: "Sequence[Entry]", wanted: "Wanted", notify: str | None
-) -> "tuple[list[Applied], list[AppliedAutomation], list[str]]":
+def _apply(entries: "list[Entry]", wanted: "Wanted", notify: str | None) -> Done:
     from prefect.client.orchestration import get_client
 
     from weighbridge.deployments import automations as ours
-    from weighbridge.deployments.deploying import apply, ensure_pool, find, merged_request
+    from weighbridge.deployments.deploying import apply, ensure_pool, find
     from weighbridge.deployments.deployments_file import FLOW
+    from weighbridge.deployments.pools import online_workers
 
     zone = local_zone()
     with get_client(sync_client=True) as client:
         # Everything that can be refused is looked at before anything is changed.
         block = None if notify is None else ours.notification_block(client, notify)
-        plans: list[tuple[Any, Any, dict[str, Any]]] = []
-        for entry in entries:
-            existing = find(client, entry.name)
-            request = merged_request(wanted, existing)
-            new = existing is None and entry.name not in read_entries()
-            require_request(request, whole=new or wanted.paused is False)
-            plans.append((entry, existing, request))
-        pools: list[str] = []
-        for _, existing, _ in plans:
-            pool = wanted.pool or (existing and existing.work_pool_name) or POOL
-            if ensure_pool(client, pool):
-                pools.append(pool)
+        plans = [(entry, find(client, entry.name)) for entry in entries]
+        requests = [_request(entry, existing, wanted) for entry, existing in plans]
+        wanted_pools = [
+            wanted.pool or (existing and existing.work_pool_name) or POOL for _, existing in plans
+        ]
+        pools = [pool for pool in wanted_pools if ensure_pool(client, pool)]
         applied = [
             apply(client, entry, wanted, existing, request, zone)
-            for entry, existing, request in plans
+            for (entry, existing), request in zip(plans, requests, strict=True)
         ]
-        flow_id = client.create_flow_from_name(FLOW)
-        asked = [ours.zombie_automation(flow_id)]
+        asked = [ours.zombie_automation(client.create_flow_from_name(FLOW))]
         if block is not None:
             asked.append(ours.rejected_automation(block))
-        return applied, ours.apply_automations(client, asked), pools
+        automations = ours.apply_automations(client, asked)
+        idle = [pool for pool in dict.fromkeys(wanted_pools) if not online_workers(client, pool)]
+        return Done(applied, automations, pools, idle)
 
 
-def _values(
-    applied: "Sequence[Applied]", automations: "Sequence[AppliedAutomation]", pools: "Sequence[str]"
+def _request(
+    entry: "Entry", existing: "DeploymentResponse | None", wanted: "Wanted"
 ) -> dict[str, Any]:
-    return {
-        "pools_made": list(pools),
-        "deployments": [
-            {**asdict(each), "id": str(each.id), "schedules": list(each.schedules)}
-            for each in applied
-        ],
-        "automations": [{**asdict(each), "id": str(each.id)} for each in automations],
-    }
+    """Return what runs of a deployment will be asked, if all that is typed fits it."""
+    from weighbridge.deployments.deploying import has_cron, merged_request
 
-
-def _report(
-    applied: "Sequence[Applied]", automations: "Sequence[AppliedAutomation]", pools: "Sequence[str]"
-) -> None:
-    for pool in pools:
-        print_answer(f"made     work pool {pool}")
-    for each in applied:
-        print_answer(f"{_done(each.made)}  deployment {each.name}, {_when(each)}")
-        for name in ("documents", "output"):
-            if value := each.request.get(name):
-                print_answer(f"{'':9}{name} {value}")
-        if value := each.request.get("schema"):
-            name = each.request.get("schema_name") or "of its own"
-            shown = f"{name}, kept with the deployment" if value.lstrip()[:1] == "{" else value
-            print_answer(f"{'':9}schema {shown}")
-    for each in automations:
-        off = "" if each.enabled else ", switched off"
-        print_answer(f"{_done(each.made)}  automation {each.name}{off}")
-
-
-def _done(made: bool) -> str:
-    return "made   " if made else "updated"
-
-
-def _when(applied: "Applied") -> str:
-    if not applied.schedules:
-        return "started by weighbridge trigger"
-    when = "; ".join(applied.schedules)
-    return f"paused, would run at {when}" if applied.paused else f"runs at {when}"
-
-
-def _say_what_is_next(
-    applied: "Sequence[Applied]", automations: "Sequence[AppliedAutomation]"
-) -> None:
-    from weighbridge.deployments.automations import REJECTED
-
-    if not any(each.name == REJECTED for each in automations):
-        print_hint("--notify slack-webhook/ops tells you when a run rejects many documents")
-    for each in applied:
-        ready = {"documents", "schema"} <= each.request.keys()
-        name = f"'{each.name}'" if " " in each.name else each.name
-        if each.paused and each.schedules:
-            what = "" if ready else " --documents DOCS --schema SCHEMA"
-            print_hint(f"weighbridge deploy {name}{what} --activate")
-        elif not each.schedules:
-            what = "" if ready else " --documents DOCS --schema SCHEMA"
-            print_hint(f"weighbridge trigger {name}{what} --wait")
-    for pool in dict.fromkeys(each.pool for each in applied):
-        other = "" if pool == POOL else f" --pool {shlex.quote(pool)}"
-        print_hint(f"weighbridge worker start{other} runs them")
+    request = merged_request(wanted, existing)
+    new = existing is None and entry.name not in read_entries()
+    require_request(request, whole=new or wanted.paused is False, of=entry.name)
+    if wanted.timezone and not wanted.cron and not has_cron(entry, existing):
+        raise typer.BadParameter(
+            f"is the zone of a schedule, and {entry.name} has none: name it with --cron, or the "
+            f"zone of {{date}} with -p timezone={wanted.timezone}",
+            param_hint="--timezone",
+        )
+    return request

@@ -10,6 +10,7 @@ from weighbridge.deployments.cli.db import readable_bytes
 from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
 from weighbridge.deployments.console import print_error, print_hint, print_json, print_pairs
+from weighbridge.deployments.errors import CommandError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
 
     Example: weighbridge doctor
     """
-    from weighbridge.deployments.prefect_api import describe_api
+    from weighbridge.deployments.prefect_api import answers, describe_api
     from weighbridge.tasks.lease import lease_holder
     from weighbridge.tasks.settings import load_settings, unknown_variables
 
@@ -34,12 +35,19 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
     holder = lease_holder(settings.lease)
     backend, no_backend = _backend()
     store, no_store = _store(settings.database_url)
+    api = describe_api()
+    no_api = None
+    if api is not None and not answers(api):
+        no_api = CommandError(
+            f"the Prefect API must answer, and {api} does not",
+            hint="start it with: prefect server start, or unset PREFECT_API_URL",
+        )
     report = {
         **backend,
         "model_held_by": holder and asdict(holder),
         "prefect": {
             "version": importlib.metadata.version("prefect"),
-            "api": describe_api(),
+            "api": api,
         },
         "database": store,
         "settings": settings.described(),
@@ -50,7 +58,7 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
         print_pairs(_readable(report))
     for name in unknown_variables():
         print_hint(f"{name} is set, and weighbridge has no such setting")
-    problems = [problem for problem in (no_backend, no_store) if problem]
+    problems = [problem for problem in (no_backend, no_api, no_store) if problem]
     for problem in problems:
         print_error(problem.message)
         if problem.hint:

@@ -47,6 +47,13 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class CancelledElsewhere(Exception):  # noqa: N818 - nothing went wrong
+    """Ends a command with 130, as Ctrl-C does, that has said what it has to say.
+
+    Somebody else has cancelled the run that it followed.
+    """
+
+
 EXIT_MEANINGS = {
     ExitCode.DONE: "all done",
     ExitCode.FAILED: "failed; `error:` and `hint:` on stderr say why",
@@ -77,6 +84,8 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         ended = ExitCode.INTERRUPTED
+    except CancelledElsewhere:
+        return ExitCode.INTERRUPTED
     except typer.TyperException as error:
         return _misused(app, error, words)
     except BrokenPipeError:

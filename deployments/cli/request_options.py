@@ -3,12 +3,20 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from weighbridge.deployments.cli.refusing import refused
+
+OWN_OPTION = ("documents", "schema", "output", "query", "since", "text_field", "id_field")
+OTHER_FIELDS = (
+    *("limit", "rescore", "checkpoint", "temperature", "permutations", "timezone", "format"),
+    *("source", "schema_name", "alert_rejected_share", "store_text", "database", "batch_size"),
+    *("field_batch_size", "max_input_tokens", "mode", "layout", "encoding", "model_id"),
+    *("revision", "allow_uncalibrated"),
+)
+"""Fields of a `ScoreRequest` that have no option of their own here."""
 
 _RUN = "What it scores"
 
@@ -47,37 +55,76 @@ OutputOption = Annotated[
     ),
 ]
 
+QueryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--query",
+        metavar="SQL",
+        help="The documents are the rows of this statement; :since in it is when the "
+        "deployment's last completed run began.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="WHEN",
+        help="What :since stands for instead: 2026-11-01, 2026-11-01T06:00+01:00 or {date-7}.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+
+TextFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text-field",
+        metavar="TEXT",
+        help="Column of the text, or a template: {subject}\\n\\n{body}; text at first.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+
+IdFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        "--id-field",
+        metavar="TEXT",
+        help="Column of the id; id at first.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+
 ParameterOption = Annotated[
     list[str] | None,
     typer.Option(
         "--param",
         "-p",
         metavar="NAME=VALUE",
-        help="Any other field of the form in the UI, with a JSON value or plain text; can be "
-        "given again.",
+        help="Another field, with a JSON value or plain text; can be given again. Fields: "
+        f"{', '.join(OTHER_FIELDS)}.",
         rich_help_panel=_RUN,
         show_default=False,
     ),
 ]
 
+_NAMED = {"documents": "--documents DOCS", "schema": "--schema SCHEMA"}
 # A worker runs in a folder of its own.
 _PATHS = {"checkpoint", "database", "documents", "output"}
 
 
 def typed_request(
-    documents: str | None,
-    schema: str | None,
-    output: str | None,
-    parameters: list[str] | None,
-    *,
-    follow_schema: bool,
+    options: Mapping[str, str | None], parameters: list[str] | None, *, follow_schema: bool
 ) -> dict[str, Any]:
     """Return what is typed as fields of a `ScoreRequest`, with paths that hold anywhere.
 
     Args:
-        documents: Of --documents.
-        schema: Of --schema.
-        output: Of --output.
+        options: Fields that have an option of their own; None where it was not typed.
         parameters: Of -p.
         follow_schema: Name a schema file by its path, so that each run reads it anew; else
             its questions are sent, and the file is not asked for again.
@@ -86,12 +133,17 @@ def typed_request(
         typer.BadParameter: Something typed cannot be a parameter.
         SchemaError: The schema does not hold what it must.
     """
-    typed = dict(_parameter(each) for each in parameters or [])
-    for name, value in (("documents", documents), ("schema", schema), ("output", output)):
+    typed: dict[str, Any] = {}
+    for each in parameters or []:
+        name, value = _parameter(each)
+        if name in typed:
+            raise typer.BadParameter(f"{name} must be named once", param_hint=f"-p {name}")
+        typed[name] = value
+    for name, value in options.items():
         if value is None:
             continue
         if name in typed:
-            raise typer.BadParameter(f"{name} must be named once: --{name} or -p {name}=…")
+            raise typer.BadParameter(f"{name} must be named once: {_option(name)} or -p {name}=…")
         typed[name] = value
     if typed.get("documents") == "-":
         raise typer.BadParameter(
@@ -107,7 +159,7 @@ def typed_request(
     return typed
 
 
-def require_request(request: Mapping[str, Any], *, whole: bool) -> None:
+def require_request(request: Mapping[str, Any], *, whole: bool, of: str) -> None:
     """Find what the server or the flow would refuse, before anything leaves this machine.
 
     A database URL with a password must not reach Prefect, which keeps parameters.
@@ -115,6 +167,7 @@ def require_request(request: Mapping[str, Any], *, whole: bool) -> None:
     Args:
         request: Fields of a `ScoreRequest`.
         whole: Whether a run could start with it, so that nothing may be missing.
+        of: The deployment.
 
     Raises:
         typer.BadParameter: It is no such request; the message names the field.
@@ -123,29 +176,38 @@ def require_request(request: Mapping[str, Any], *, whole: bool) -> None:
 
     from weighbridge.flows.request import ScoreRequest
 
-    missing = [name for name in ("documents", "schema") if name not in request]
+    missing = [name for name in _NAMED if name not in request]
     if whole and missing:
+        named = " ".join(_NAMED[name] for name in missing)
         raise typer.BadParameter(
-            f"a run needs {' and '.join(missing)}, and the deployment has none",
-            param_hint=" ".join(f"--{name}" for name in missing),
+            f"a run needs {' and '.join(missing)}, and {of} has none yet: "
+            f"name {'them' if len(missing) > 1 else 'it'} with {named}"
         )
     try:
-        ScoreRequest.model_validate({**dict.fromkeys(missing, "x"), **request})
+        asked = ScoreRequest.model_validate({**dict.fromkeys(missing, "x"), **request})
     except ValidationError as error:
-        raise _refused(error) from error
+        raise refused(error, _option, (*OWN_OPTION, *OTHER_FIELDS)) from error
+    if asked.output is not None:
+        _require_format(asked.output)
 
 
-def _refused(error: "ValidationError") -> typer.BadParameter:
-    first = error.errors()[0]
-    field = str(first["loc"][0]).rstrip("_")
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        reason = "there is no such field; weighbridge trigger --help names some"
-    value = repr(first["input"])
-    # A URL is not repeated: it may hold a password.
-    came = "" if "://" in value else f", got {value:.80}"
-    named = f"--{field}" if field in {"documents", "schema", "output"} else f"-p {field}"
-    return typer.BadParameter(f"{field}: {reason}{came}", param_hint=named)
+def _require_format(output: str) -> None:
+    """Refuse a file name that would fail each run; the folder is that of the worker's machine."""
+    from datetime import UTC, datetime
+
+    from weighbridge.db.export import FORMATS
+    from weighbridge.flows.when import resolve_dates
+
+    name = Path(resolve_dates(output, datetime.now(UTC))).name
+    if Path(name).suffix.lower() not in {f".{each}" for each in FORMATS}:
+        raise typer.BadParameter(
+            f"must end in {', '.join(f'.{each}' for each in FORMATS)}, got {name!r:.80}",
+            param_hint="--output",
+        )
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}" if field in OWN_OPTION else f"-p {field}"
 
 
 def _parameter(typed: str) -> tuple[str, Any]:

@@ -1,14 +1,14 @@
 """Runs the scoring flow in this process, for the commands that do."""
 
 import os
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import typer
-
 from weighbridge.deployments.answers import write_run
+from weighbridge.deployments.cli.refusing import refused
 from weighbridge.deployments.console import print_hint, print_note, warnings_shown
 from weighbridge.deployments.errors import CommandError
 from weighbridge.deployments.interrupts import interruptible
@@ -18,7 +18,6 @@ from weighbridge.deployments.progress import progress_bar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pydantic import ValidationError
     from sqlalchemy import Engine
 
     from weighbridge.flows import ScoreRequest
@@ -60,18 +59,18 @@ def run_flow(
     from prefect.exceptions import CancelledRun
 
     from weighbridge.flows import ScoreRequest, listening, score_documents
-    from weighbridge.tasks.lease import LeasePolicy, set_policy
+    from weighbridge.tasks.lease import AcceleratorBusy, LeasePolicy, set_policy
 
     try:
         made = ScoreRequest.model_validate(
             {**request, "database": path and str(path), "output": output and str(output)}
         )
     except ValidationError as error:
-        raise _refused(error) from error
+        raise refused(error, _option) from error
     resolved = _check(made, settings.database_url)
     # Written by this command, which says so and warns on the terminal.
     made = made.model_copy(update={"output": None})
-    set_policy(LeasePolicy(while_busy), what="weighbridge score")
+    set_policy(LeasePolicy(while_busy), what="weighbridge command")
     try:
         with (
             nullcontext() if path else _store_setting(settings.database_url),
@@ -81,6 +80,8 @@ def run_flow(
             listening(told),
         ):
             outcome = score_documents(made)
+    except AcceleratorBusy as busy:
+        raise CommandError(busy.message, hint=_while_busy(resolved)) from busy
     except CancelledRun as cancelled:
         print_note(str(cancelled))
         print_hint(_GOES_ON)
@@ -102,6 +103,18 @@ def run_flow(
             outcome["run_id"],
         )
     return outcome
+
+
+def _while_busy(request: "ScoreRequest") -> str:
+    """Say what to do while another program of this machine holds a model."""
+    from weighbridge.flows.request import is_schema_file
+
+    ways = "wait for it with --wait, or load a second model with --anyway"
+    if request.source is not None:  # typed, or from stdin: nothing a worker could read
+        return ways
+    named = request.schema_ if is_schema_file(request.schema_) else "SCHEMA"
+    trigger = ["weighbridge", "trigger", "adhoc", "--documents", request.documents]
+    return f"let the worker do it: {shlex.join([*trigger, '--schema', named, '--wait'])}; or {ways}"
 
 
 @contextmanager
@@ -147,18 +160,9 @@ def _check(request: "ScoreRequest", database_url: str) -> "ScoreRequest":
     return resolved.request
 
 
-def _refused(error: "ValidationError") -> typer.BadParameter:
-    """Say the first thing that is wrong with a request, by the name of its option."""
-    first = error.errors()[0]
-    field = str(first["loc"][0])
+def _option(field: str) -> str:
     named = {"documents": "DOCS", "database": "--db"}
-    reason = first["msg"].removeprefix("Value error, ")
-    # A URL is not repeated: it may hold a password.
-    came = "" if "://" in str(first["input"]) else f", got {first['input']!r:.80}"
-    return typer.BadParameter(
-        f"{reason}{came}",
-        param_hint=named.get(field, f"--{field.rstrip('_').replace('_', '-')}"),
-    )
+    return named.get(field, f"--{field.replace('_', '-')}")
 
 
 def ask_store(database_url: str, query: "Callable[[Engine, int], _T]", run_id: int) -> _T:

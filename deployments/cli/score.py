@@ -1,7 +1,7 @@
 """The command that scores documents through the flow, in this process."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,12 +27,8 @@ from weighbridge.deployments.cli.score_options import (
     TimezoneOption,
 )
 from weighbridge.deployments.console import print_hint, print_json, print_note
+from weighbridge.deployments.interrupts import was_interrupted
 from weighbridge.deployments.report import print_answers, print_closing, print_distribution
-
-if TYPE_CHECKING:
-    pass
-
-_T = TypeVar("_T")
 
 _SCORER = "Scorer"
 _ANSWERS = "Answers"
@@ -123,7 +119,7 @@ def score(
         bool,
         typer.Option(
             "--wait",
-            help="Wait while another program holds the model; a worker holds it till it ends.",
+            help="Wait while another program holds the model; an idle worker gives it up.",
             rich_help_panel=_SCORER,
         ),
     ] = False,
@@ -217,6 +213,8 @@ def score(
         not_utf8 = _not_utf8(settings.database_url, request, outcome)
         other = None
         if against is not None:
+            if was_interrupted():  # in the last batch of the first run
+                raise KeyboardInterrupt
             asked = against_request(request, against)
             other = run_flow(settings, asked, while_busy=while_busy)
     if other is not None:

@@ -176,6 +176,7 @@ class _Lines(logging.Handler):
         """Print a record; what says a thing twice is left out."""
         text = record.getMessage()
         told = record.levelno < logging.WARNING and record.name in _DOUBLE
+        told = told and not text.startswith("loaded ")  # a model, which is said nowhere else
         if told or text.startswith(_NOISE):
             return
         formatter = self.formatter or logging.Formatter()

@@ -1,7 +1,6 @@
 """The command that writes the file by which launchd or systemd keeps a worker running."""
 
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import typer
 
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
 from weighbridge.deployments.console import print_answer, print_hint, print_json, print_note
-from weighbridge.deployments.deployments_file import POOL
+from weighbridge.deployments.deployments_file import NAME, POOL
 from weighbridge.deployments.errors import CommandError
 from weighbridge.deployments.prefect_api import (
     CONSENT_HINT,
@@ -26,8 +25,6 @@ from weighbridge.deployments.prefect_api import (
 if TYPE_CHECKING:
     from weighbridge.deployments.service import Platform, Service
     from weighbridge.tasks.settings import Settings
-
-POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}", re.ASCII)
 
 
 class Manager(StrEnum):
@@ -100,7 +97,7 @@ def install(
             "takes no --pool, --checkpoint, --db or --let-sleep: these are a worker's",
             param_hint="--server",
         )
-    if pool is not None and not POOL_NAME.fullmatch(pool):
+    if pool is not None and not NAME.fullmatch(pool):
         raise typer.BadParameter(
             f"must be letters, digits, dots, dashes and spaces, got {pool!r:.80}",
             param_hint="--pool",

@@ -3,15 +3,18 @@
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -54,10 +57,15 @@ class Yard:
     def database(self) -> Path:
         return self.folder / "store.db"
 
-    def start(self, *options: str, env: dict[str, str] | None = None) -> Worker:
+    def start(
+        self,
+        *options: str,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = (str(PROGRAM),),
+    ) -> Worker:
         """Start a worker and return it at once."""
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [str(PROGRAM), "worker", "start", "--pool", self.pool, *options]
+        command = [*program, "worker", "start", "--pool", self.pool, *options]
         with log.open("w") as stderr:
             shell = subprocess.Popen(
                 ["/bin/sh", "-c", IN_BACKGROUND, "sh", *command],
@@ -181,6 +189,93 @@ class Yard:
 
     def client(self) -> Any:
         return client()
+
+
+class Way:
+    """The way to the server: open, closed, or one on which the server refuses the password."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._server = (parts.hostname, parts.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = parts._replace(netloc=f"127.0.0.1:{self._listener.getsockname()[1]}").geturl()
+        self.closed = self._refuses = False
+        self.refused = 0
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def open(self) -> None:
+        self.closed = self._refuses = False
+
+    def close(self) -> None:
+        self.closed = True
+        self._cut()
+
+    def refuse(self) -> None:
+        self._refuses = True
+        self._cut()
+
+    def end(self) -> None:
+        # Closing alone wakes no thread that waits in it.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._cut()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _cut(self) -> None:
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._start(self._carry, self._listener.accept()[0])
+
+    def _carry(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            if self.closed:
+                self.refused += 1
+                return
+            self._open.append(near)
+            start = near.recv(65536)
+            # The server tells anyone that it is there.
+            if self._refuses and b"/health" not in start.partition(b"\n")[0]:
+                body = b'{"exception_message":"Unauthorized"}'
+                head = f"HTTP/1.1 401 Unauthorized\r\nContent-Length: {len(body)}\r\n"
+                kind = "Content-Type: application/json\r\nConnection: close\r\n\r\n"
+                near.sendall((head + kind).encode() + body)
+                return
+            with socket.create_connection(self._server) as far:
+                self._open.append(far)
+                far.sendall(start)
+                back = threading.Thread(target=self._copy, args=(far, near), daemon=True)
+                back.start()
+                self._copy(near, far)
+                back.join(timeout=10)
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def way(prefect_server: str) -> Iterator[Way]:
+    made = Way(prefect_server)
+    yield made
+    made.end()
 
 
 def client() -> Any:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import sys
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,29 @@ def test_what_is_refused_before_anything_starts(store: Path, capsys: pytest.Capt
         assert "S3CRET" not in err
         assert "Traceback" not in err
     assert not store.exists()
+
+
+def test_dates_in_paths_are_those_of_today(store: Path, capsys: pytest.CaptureFixture[str]):
+    today = f"{datetime.now().astimezone():%Y-%m-%d}"
+    Path(f"in-{today}.jsonl").write_bytes(LINES)
+    arguments = ["in-{date}.jsonl", "--schema", SCHEMA, "--output", "{date:%Y}/out-{date}.csv"]
+    assert main(["score", *arguments]) == 3
+    assert f" written to {today[:4]}/out-{today}.csv\n" in capsys.readouterr().err
+    assert len(Path(f"{today[:4]}/out-{today}.csv").read_text().splitlines()) == 3
+    with closing(sqlite3.connect(store)) as connection:
+        (source,) = connection.execute("select documents_source from run").fetchone()
+    assert source.endswith(f"in-{today}.jsonl")
+
+
+def test_a_query_may_say_since_when(store: Path, capsys: pytest.CaptureFixture[str]):
+    with closing(sqlite3.connect("mails.db")) as connection:
+        connection.execute("create table mail (id, text, created)")
+        mails = [("old", "It broke.", "2026-10-01"), ("new", "It broke again.", "2026-11-02")]
+        connection.executemany("insert into mail values (?, ?, ?)", mails)
+        connection.commit()
+    query = "select id, text from mail where datetime(created) >= :since"
+    command = ["score", "mails.db", "--schema", SCHEMA, "--query", query]
+    assert main(command) == 1
+    assert "--since" in capsys.readouterr().err
+    assert main([*command, "--since", "2026-11-01"]) == 0
+    assert [external_id for external_id, *_ in items(store)] == ["new"]

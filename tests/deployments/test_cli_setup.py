@@ -123,6 +123,17 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.mlx
+def test_doctor_fails_when_the_server_is_away(capsys: pytest.CaptureFixture[str]):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert main(["doctor", "--db", "a.db"]) == 1
+    err = capsys.readouterr().err
+    assert "the Prefect API must answer, and http://127.0.0.1:9/api does not" in err
+    assert "prefect server start" in err
+
+
+@pytest.mark.mlx
 def test_doctor_fails_when_the_store_cannot_be_read(capsys: pytest.CaptureFixture[str]):
     Path("a.db").write_text("not a database, but long enough to be told from an empty file")
     assert main(["doctor", "--db", "a.db"]) == 1

@@ -14,6 +14,7 @@ import yaml
 
 from weighbridge.deployments.automations import REJECTED, ZOMBIES
 from weighbridge.deployments.cli import main
+from weighbridge.deployments.cli.request_options import OTHER_FIELDS, OWN_OPTION
 from weighbridge.deployments.deployments_file import file_text, read_entries
 from weighbridge.deployments.time_zone import is_zone, local_zone
 
@@ -55,13 +56,14 @@ def deploy(client: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., dic
 
 def test_twice_is_once(deploy: Callable[..., dict[str, Any]], client: Any):
     first, second = deploy(), deploy()
-    assert [each["made"] for each in first["deployments"]] == [True, True]
-    assert [each["made"] for each in second["deployments"]] == [False, False]
     for name in ("nightly", "adhoc"):
-        assert {**first[name], "made": None} == {**second[name], "made": None}
+        assert (first[name].pop("made"), first[name].pop("changed")) == (True, True)
+        assert (second[name].pop("made"), second[name].pop("changed")) == (False, False)
+        assert first[name] == second[name]
     assert len(client.read_deployments()) == 2
     assert [each.name for each in client.read_automations()] == [ZOMBIES]
     assert first["automations"][0]["id"] == second["automations"][0]["id"]
+    assert second["automations"][0]["changed"] is False
     assert client.read_work_pool("weighbridge").type == "weighbridge"
 
 
@@ -146,7 +148,8 @@ def test_another_job_beside_it(
 ):
     # A name that was mistyped is not one of a new job.
     assert main(["deploy", "nigthly", "--paused"]) == 2
-    assert "--documents --schema" in capsys.readouterr().err
+    said = "a run needs documents and schema, and nigthly has none yet: name them with --documents"
+    assert said in capsys.readouterr().err
     assert client.read_deployments() == []
     told = deploy("mails", *NIGHT, "--cron", "0 7 * * *", "--pool", "other pool")["mails"]
     assert told["made"]
@@ -163,35 +166,81 @@ def test_a_schedule_needs_something_to_run(client: Any, capsys: pytest.CaptureFi
     assert client.read_deployments() == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
+def test_a_first_schedule_has_the_zone_of_the_machine_and_is_off(
+    deploy: Callable[..., dict[str, Any]],
+    client: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    told = deploy()
+    night = UUID(told["nightly"]["id"])
+    (own,) = client.read_deployment_schedules(night)
+    client.delete_deployment_schedule(night, own.id)
+    for name in ("nightly", "adhoc"):
+        assert main(["deploy", name, "--timezone", "Europe/Berlin"]) == 2
+        err = capsys.readouterr().err
+        assert f"is the zone of a schedule, and {name} has none: name it with --cron" in err
+        assert deploy(name)[name]["schedules"] == []
+        made = deploy(name, "--cron", "0 5 * * *")[name]
+        # There may be nothing to run yet, and nobody has asked for it.
+        assert (made["schedules"], made["paused"]) == (["0 5 * * * (Asia/Tokyo)"], True)
+        assert deploy(name, *NIGHT, "--activate")[name]["paused"] is False
+    client.delete_deployment(UUID(told["adhoc"]["id"]))
+    assert main(["deploy", "adhoc", "--cron", "0 5 * * *"]) == 0
+    assert "adhoc, paused, would run at 0 5 * * * (Asia/Tokyo)" in capsys.readouterr().out
+    client.delete_deployment(night)
+    new = deploy("nightly", *NIGHT, "--timezone", "Europe/Berlin", "--activate")["nightly"]
+    assert (new["schedules"], new["paused"]) == (["0 6 * * * (Europe/Berlin)"], False)
+
+
+def test_what_is_refused_changes_nothing(client: Any, capsys: pytest.CaptureFixture[str]):
+    for arguments, code, said in (
         (["--documents", "x"], 2, "weighbridge deploy nightly"),
         (["--activate"], 2, "weighbridge deploy nightly"),
         (["nightly", "--cron", "at six"], 2, "--cron"),
         (["nightly", "--timezone", "Berlin"], 2, "--timezone"),
+        (["adhoc", "--timezone", "Europe/Berlin"], 2, "-p timezone=Europe/Berlin"),
         (["night/ly"], 2, "NAME"),
         (["--pool", "a/b"], 2, "--pool"),
         (["nightly", "-p", "limit"], 2, "NAME=VALUE"),
-        (["nightly", "-p", "temperature=hot"], 2, "temperature"),
-        (["nightly", "-p", "tempratur=1"], 2, "tempratur"),
+        (["nightly", "-p", "temperature=hot"], 2, "-p temperature"),
+        (["nightly", "-p", "tempratur=1"], 2, "got tempratur; did you mean temperature?"),
+        (["nightly", "-p", "limit=1", "-p", "limit=2"], 2, "named once"),
+        (["nightly", "--output", "answers-{date:%Y.%m.%d}"], 2, "must end in .json, .jsonl"),
         (["nightly", "--documents", "-"], 2, "stdin"),
         (["nightly", "--documents", "postgresql://u:secret@h/d"], 2, "no password"),
         (["nightly", "--documents", "a", "-p", "documents=b"], 2, "named once"),
         (["nightly", "--schema", "missing.json"], 1, "missing.json"),
         (["--notify", "ops"], 1, "TYPE/NAME"),
         (["--notify", "slack-webhook/ops"], 1, "there is no 'slack-webhook/ops'"),
-    ],
-)
-def test_what_is_refused_changes_nothing(
-    arguments: list[str], code: int, said: str, client: Any, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["deploy", *arguments]) == code
-    err = capsys.readouterr().err
-    assert said in err
-    assert "secret" not in err
-    assert client.read_deployments() == []
-    assert client.read_automations() == []
+    ):
+        assert main(["deploy", *arguments]) == code, arguments
+        err = capsys.readouterr().err
+        assert said in err, (arguments, err)
+        assert "secret" not in err
+        assert client.read_deployments() == []
+        assert client.read_automations() == []
+
+
+def test_all_that_is_set_is_shown(client: Any, capsys: pytest.CaptureFixture[str]):
+    del client
+    query = "SELECT id, body AS text FROM tickets\nWHERE changed > :since " + "AND 1 = 1 " * 20
+    more = ["--text-field", "body", "-p", "limit=5", "-p", "store_text=false"]
+    assert main(["deploy", "nightly", "--documents", "t.db", "--query", query, *more]) == 0
+    told = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    (shown,) = [line for line in told if line.startswith("query ")]
+    assert shown.startswith("query SELECT id, body AS text FROM tickets WHERE changed > :since")
+    assert shown.endswith("…")
+    assert {"text_field body", "limit 5", "store_text false"} <= set(told)
+
+
+def test_every_field_can_be_typed():
+    from weighbridge.flows import ScoreRequest
+
+    fields = {name.rstrip("_") for name in ScoreRequest.model_fields}
+    assert {*OWN_OPTION, *OTHER_FIELDS} == fields
+    assert len(OWN_OPTION) + len(OTHER_FIELDS) == len(fields)
 
 
 @pytest.mark.parametrize("command", [["deploy"], ["trigger", "adhoc"]])
@@ -208,42 +257,40 @@ def test_without_a_server_it_says_how_to_start_one(
     err = capsys.readouterr().err
     assert err.startswith("error: a Prefect server must run, and none answers")
     assert "prefect server start" in err
+    assert "PREFECT_API_URL" in err
+    # One that is named and silent: a temporary one would not do.
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert main(command) == 1
+    err = capsys.readouterr().err
+    assert "or name another with PREFECT_API_URL" in err
+    assert "unset" not in err
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"temperature": "hot"}, "request.temperature"),
-        ({"permutations": 99}, "request.permutations"),
-        ({"mode": "fast"}, "request.mode"),
-        ({"alert_rejected_share": 2}, "request.alert_rejected_share"),
-        ({"tempratur": 1}, "tempratur"),
-        ({"schema": None}, "request.schema"),
-    ],
-)
 def test_the_server_refuses_bad_parameters_by_name(
-    change: dict[str, Any],
-    said: str,
-    deploy: Callable[..., dict[str, Any]],
-    prefect_server: str,
+    deploy: Callable[..., dict[str, Any]], prefect_server: str
 ):
     adhoc = deploy("adhoc")["adhoc"]["id"]
     request = {"documents": "d.jsonl", "schema": SCHEMA}
     url = f"{prefect_server}/deployments/{adhoc}/create_flow_run"
     with httpx.Client(trust_env=False) as direct:
-        answer = direct.post(url, json={"parameters": {"request": {**request, **change}}})
-        assert (answer.status_code, said in answer.text) == (409, True), answer.text
-        # Negative control: without the change it is taken.
+        for change, said in (
+            ({"temperature": "hot"}, "request.temperature"),
+            ({"permutations": 99}, "request.permutations"),
+            ({"mode": "fast"}, "request.mode"),
+            ({"alert_rejected_share": 2}, "request.alert_rejected_share"),
+            ({"tempratur": 1}, "tempratur"),
+            ({"schema": None}, "request.schema"),
+        ):
+            answer = direct.post(url, json={"parameters": {"request": {**request, **change}}})
+            assert (answer.status_code, said in answer.text) == (409, True), answer.text
+        # Negative control: without a change it is taken.
         assert direct.post(url, json={"parameters": {"request": request}}).status_code == 201
 
 
-@pytest.mark.parametrize("name", ["nightly", "adhoc"])
-def test_a_second_run_waits_for_its_turn(
-    name: str, deploy: Callable[..., dict[str, Any]], client: Any
-):
+def test_a_second_run_waits_for_its_turn(deploy: Callable[..., dict[str, Any]], client: Any):
     from prefect.states import Completed, Pending, Running
 
-    deployment = UUID(deploy(name)[name]["id"])
+    deployment = UUID(deploy("nightly")["nightly"]["id"])
     request = {"request": {"documents": "d.jsonl", "schema": SCHEMA}}
     first, second = (
         client.create_flow_run_from_deployment(deployment, parameters=request) for _ in "12"

@@ -1,9 +1,12 @@
 """An upgrade is seen, whatever it leaves the same; what was not replaced is not."""
 
+import errno
+import fcntl
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -100,3 +103,18 @@ def test_a_lock_is_held_by_one(tmp_path: Path):
     second = try_lock(path)
     assert second is not None
     second.close()
+
+
+def test_a_lock_that_cannot_be_had_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[IO[bytes]] = []
+
+    def flock(file: IO[bytes], operation: int) -> None:
+        asked.append(file)
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)  # as on a network file system without locks
+    with pytest.raises(OSError, match="no locks available"):
+        try_lock(tmp_path / "lock")
+    assert [file.closed for file in asked] == [True]

@@ -122,6 +122,34 @@ def test_one_that_was_killed_before_it_ran_is_found_by_its_state(pool: Pool, dea
     assert pool.slots() == 0
 
 
+def test_one_that_the_server_does_not_let_go_keeps_no_other_waiting(pool: Pool, dead: int):
+    from prefect.states import Running
+
+    stuck = pool.flow_run(f"{HERE}:{dead}", Running())
+    flow_id = pool.api.read_deployment(pool.deployment).flow_id
+    # Prefect answers 500 to each state of a run that held a slot of it.
+    pool.api.delete_deployment(pool.deployment)
+    pool.deployment = pool.api.create_deployment(flow_id, "another", work_pool_name=pool.name)
+    other = pool.flow_run(f"{HERE}:{dead}", Running())
+    pool.recover()
+    assert pool.history(other)[-2:] == ["Crashed", "AwaitingRetry"]
+    name = pool.api.read_flow_run(stuck).name
+    told = [said for said in pool.said if said.startswith(name)]
+    assert len(told) == 1
+    assert "the server does not let it be closed" in told[0]
+
+
+def test_one_that_was_paused_when_its_process_died_goes_on(pool: Pool, dead: int):
+    from prefect.states import Paused, Running, Suspended
+
+    paused = pool.flow_run(f"{HERE}:{dead}", Running(), Paused(timeout_seconds=600))
+    assert pool.recover() == 1
+    assert pool.history(paused)[-3:] == ["Paused", "Crashed", "AwaitingRetry"]
+    suspended = pool.flow_run(f"{HERE}:{dead}", Running(), Suspended(timeout_seconds=600))
+    assert pool.recover() == 0
+    assert pool.history(suspended)[-1] == "Suspended"
+
+
 def test_one_that_was_being_cancelled_is_cancelled(pool: Pool, dead: int):
     from prefect.states import Cancelling, Running
 
@@ -143,6 +171,38 @@ def test_retries_end(pool: Pool, dead: int):
     assert pool.history(flow_run)[-1] == "Crashed"
     assert pool.history(flow_run).count("Crashed") == 3
     assert pool.said[-1].endswith("its 2 retries are used up")
+
+
+def test_a_retry_that_the_server_did_not_get_is_scheduled_later(pool: Pool, dead: int):
+    from prefect.states import Crashed, Running
+
+    gone = "the worker process {} on {} is gone: it was killed or crashed; retry 2 of 3 follows"
+    lost = pool.flow_run(f"{HERE}:{dead}", Running(), Crashed(message=gone.format(dead, HERE)))
+    theirs = pool.flow_run(None, Crashed(message=gone.format(dead, "elsewhere")))
+    failed = pool.flow_run(None, Crashed(message="it failed"))
+    assert pool.recover() == 1
+    assert pool.history(lost)[-2:] == ["Crashed", "AwaitingRetry"]
+    assert [pool.history(each)[-1] for each in (theirs, failed)] == ["Crashed"] * 2
+    (said,) = pool.said
+    assert said.endswith("goes on: retry 2 of 3 after a crash")
+
+
+def test_the_message_of_a_crash_is_the_one_that_is_looked_for(pool: Pool, dead: int):
+    from prefect.states import Running
+
+    flow_run = pool.flow_run(f"{HERE}:{dead}", Running())
+    pool.recover()
+    states = pool.api.read_flow_run_states(flow_run)
+    (crashed,) = [state for state in states if state.is_crashed()]
+    # As if the call after it had failed.
+    pool.api.set_flow_run_state(flow_run, crashed, force=True)
+    assert pool.recover() == 1
+    assert pool.history(flow_run)[-3:] == ["AwaitingRetry", "Crashed", "AwaitingRetry"]
+    # Those whose retries are used up are left.
+    pool.api.set_flow_run_state(flow_run, Running(), force=True)
+    pool.recover(retries=0)
+    assert pool.recover() == 0
+    assert pool.history(flow_run)[-1] == "Crashed"
 
 
 def test_no_retry_where_none_is_wanted(pool: Pool, dead: int):

@@ -2,6 +2,7 @@
 
 import contextvars
 import json
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from weighbridge.deployments.cli import main
+from weighbridge.deployments.following import plain_message
 
 pytestmark = [pytest.mark.prefect, pytest.mark.mlx]
 
@@ -135,7 +137,7 @@ def test_a_run_that_was_due_while_nothing_ran_runs_once_for_its_own_night(
 def artifacts(identity: UUID) -> list[Any]:
     from prefect.client.orchestration import get_client
 
-    from weighbridge.deployments.following import artifacts_of
+    from weighbridge.deployments.published import artifacts_of
 
     with get_client(sync_client=True) as client:
         return artifacts_of(client, identity)
@@ -145,7 +147,7 @@ def artifacts(identity: UUID) -> list[Any]:
 def test_done_is_0(adhoc: Callable[..., Any], at_work: tuple[Any, UUID]):
     yard, _ = at_work
     write(yard.folder / "good.jsonl", GOOD)
-    code, answer, err = adhoc("good.jsonl", "-p", "limit=1")
+    code, answer, err = adhoc("good.jsonl", "-p", "limit=1", "--output", "answers-{date}.csv")
     assert code == 0
     assert answer["state"] == "completed"
     assert answer["outcome"]["documents"] == 1
@@ -154,6 +156,12 @@ def test_done_is_0(adhoc: Callable[..., Any], at_work: tuple[Any, UUID]):
     assert answer["flow_run_id"] in answer["url"]
     assert "completed" in err
     assert "no worker is online" not in err
+    # Where the answers are: in the worker's store, which is not that of this shell.
+    run = answer["outcome"]["run_id"]
+    assert f"run {run}, 1 document, " in err
+    assert f"weighbridge results {run} --db {yard.folder}/setting.db shows each answer" in err
+    (written,) = yard.folder.glob("answers-2*.csv")
+    assert f"written to {written}\n" in err
     # Questions are sent, and paths hold anywhere.
     request = flow_run(answer["flow_run_id"]).parameters["request"]
     assert request["documents"] == str(yard.folder / "good.jsonl")
@@ -162,46 +170,78 @@ def test_done_is_0(adhoc: Callable[..., Any], at_work: tuple[Any, UUID]):
 
 
 @pytest.mark.slow
-def test_rejected_documents_are_3(adhoc: Callable[..., Any], at_work: tuple[Any, UUID]):
+def test_rejected_documents_are_3(
+    adhoc: Callable[..., Any], at_work: tuple[Any, UUID], monkeypatch: pytest.MonkeyPatch
+):
+    setting = at_work[0].environment["WEIGHBRIDGE_DATABASE_URL"]
+    monkeypatch.setenv("WEIGHBRIDGE_DATABASE_URL", setting)
     write(at_work[0].folder / "empty.jsonl", [{"id": "a", "text": ""}])
     code, answer, err = adhoc("empty.jsonl")
     assert (code, answer["state"], answer["outcome"]["rejected"]) == (3, "completed", 1)
-    assert f"weighbridge rejected {answer['outcome']['run_id']}" in err
+    assert f"weighbridge rejected {answer['outcome']['run_id']} says which" in err
+    assert "shows each answer" not in err  # there is none
 
 
 @pytest.mark.slow
 def test_failed_is_1(adhoc: Callable[..., Any]):
     code, answer, err = adhoc("missing.jsonl")
     assert (code, answer["state"], answer["outcome"]) == (1, "failed", None)
-    assert "missing.jsonl does not exist" in err
+    # As the flow has raised it, without what Prefect puts before it.
+    assert re.search(r"^error: \S+ failed: .*missing\.jsonl does not exist", err, re.MULTILINE)
+    assert "trigger it again" not in err  # nothing was recorded
     assert "is not on this machine" in err
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "said"),
-    [("Crashed", 1, "crashed: the lid was closed"), ("Cancelled", 130, "was cancelled")],
+    ("state", "message", "code", "said"),
+    [
+        ("Crashed", "the lid was closed", 1, " crashed: the lid was closed\n"),
+        ("Cancelled", "by me", 130, " was cancelled: by me\n"),
+        ("Cancelled", "cancelled through Prefect", 130, " was cancelled through Prefect\n"),
+    ],
 )
 def test_other_ends(
-    state: str, code: int, said: str, idle: list[str], capsys: pytest.CaptureFixture[str]
+    state: str,
+    message: str,
+    code: int,
+    said: str,
+    idle: list[str],
+    capsys: pytest.CaptureFixture[str],
 ):
     from prefect import states
 
-    ended = getattr(states, state)(message="the lid was closed")
+    ended = getattr(states, state)(message=message)
     other = meanwhile("idle", lambda api, run: api.set_flow_run_state(run.id, ended, force=True))
     assert main([*idle, "--wait"]) == code
     other.join()
     out, err = capsys.readouterr()
     assert said in err
     assert "waiting for a worker" in err
+    assert "interrupted" not in err  # nobody has pressed Ctrl-C here
+    assert "trigger it again" not in err
     assert out.splitlines()[1].startswith("page  http://127.0.0.1")
 
 
 def test_what_a_run_goes_through_is_told(idle: list[str], capsys: pytest.CaptureFixture[str]):
     from prefect import states
+    from prefect.client.orchestration import get_client
+
+    from weighbridge.deployments.deploying import find
+
+    # A worker that is heard of, and has a run.
+    assert main(["deploy", "idle", "--pool", "busy"]) == 0
+    with get_client(sync_client=True) as client:
+        deployment = find(client, "idle")
+        assert deployment is not None
+        client.send_worker_heartbeat("busy", "mini", 60)
+        other_run = client.create_flow_run_from_deployment(deployment.id)
+        client.set_flow_run_state(other_run.id, states.Running(), force=True)
+    capsys.readouterr()
 
     def change(api: Any, run: Any) -> None:
         later = datetime.now(UTC) + timedelta(hours=1)
         for each in (
+            states.Pending(),
             states.Running(),
             states.AwaitingRetry(scheduled_time=later),  # pyright: ignore[reportArgumentType]
             states.Completed(),
@@ -210,15 +250,41 @@ def test_what_a_run_goes_through_is_told(idle: list[str], capsys: pytest.Capture
             api.set_flow_run_state(run.id, each, force=True)
 
     other = meanwhile("idle", change)
-    assert main([*idle, "--wait"]) == 0
+    assert main([*idle, "--wait"]) == 1
     other.join()
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("hint")]
-    assert told[1:5] == [
-        "waiting for a worker",
+    told = capsys.readouterr().err.splitlines()
+    assert told[1:6] == [
+        "waiting: the worker is busy with another run",
+        "a worker has taken it, and is starting",
         "running",
         "put back, waiting for a worker to go on with it",
         "completed",
     ]
+    # It is not known what became of the documents, so that this is no success.
+    assert "completed without saying what became of its documents" in told[6]
+
+
+def test_a_worker_that_is_online_is_not_asked_for(
+    at_work: tuple[Any, UUID], capsys: pytest.CaptureFixture[str]
+):
+    yard, late = at_work
+    yard.ended(late)
+    capsys.readouterr()
+    assert main(["deploy", "nightly"]) == 0
+    out, err = capsys.readouterr()
+    assert "unchanged  deployment nightly" in out
+    assert "worker start" not in err
+
+
+def test_what_prefect_puts_before_an_error_goes():
+    before = "Flow run encountered an exception: "
+    for message, plain in (
+        (f"{before}SourceError: d: e must hold", "d: e must hold"),
+        (f"{before}KeyError: 'urgent'", "KeyError: 'urgent'"),  # which says nothing alone
+        (f"{before}SourceError: ", "SourceError"),
+        ("Finished in state Failed: no", "Finished in state Failed: no"),
+    ):
+        assert plain_message(message) == plain
 
 
 def test_without_waiting_it_prints_the_run_and_its_page(
@@ -250,30 +316,27 @@ def test_a_new_schema_does_not_keep_the_name_of_the_old(
     assert "schema_name" not in request
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["-p", "temperature=hot"], 2, "temperature"),
-        (["-p", "permutations=99"], 2, "permutations"),
-        (["-p", "tempratur=1"], 2, "tempratur: there is no such field"),
+def test_what_is_refused_starts_nothing(idle: list[str], capsys: pytest.CaptureFixture[str]):
+    for arguments, code, said in (
+        (["-p", "temperature=hot"], 2, "Invalid value for -p temperature: Input should be"),
+        (["-p", "permutations=99"], 2, "Invalid value for -p permutations: Input should be"),
+        (["-p", "tempratur=1"], 2, "did you mean temperature?"),
+        (["-p", "limit=1", "-p", "limit=2"], 2, "limit must be named once"),
+        (["--query", "SELECT 1", "-p", "query=x"], 2, "query must be named once: --query"),
+        (["--since", "yesterday"], 2, "--since"),
+        (["--output", "answers.xlsx"], 2, "Invalid value for --output: must end in .json"),
         (["--documents", "-"], 2, "stdin"),
+        (["--documents", "t-{dat}.jsonl"], 2, "Invalid value for --documents: a date in a path"),
         (["--documents", "mysql://u:secret@h/d"], 2, "no password"),
         (["--schema", "missing.json"], 1, "missing.json"),
         (["--schema", "no.such.module:Class"], 1, "no.such.module"),
-    ],
-)
-def test_what_is_refused_starts_nothing(
-    arguments: list[str],
-    code: int,
-    said: str,
-    idle: list[str],
-    capsys: pytest.CaptureFixture[str],
-):
-    assert main([*idle, *arguments]) == code
-    out, err = capsys.readouterr()
-    assert said in err
-    assert "secret" not in err
-    assert out == ""
+    ):
+        assert main([*idle, *arguments]) == code, arguments
+        out, err = capsys.readouterr()
+        assert said in err, (arguments, err)
+        assert "secret" not in err
+        assert err.count("got ") <= 1, err
+        assert out == ""
 
 
 def test_what_only_the_server_refuses_names_the_field(
@@ -302,30 +365,36 @@ def test_an_unknown_deployment_lists_those_there_are(
 ):
     assert main(["trigger", "weekly"]) == 1
     err = capsys.readouterr().err
-    assert "there is no deployment 'weekly'" in err
+    assert re.search(r"there is no deployment 'weekly', only (.+ and )?\S+$", err, re.MULTILINE)
     assert "idle" in err
     assert "weighbridge deploy" in err
 
 
-@pytest.mark.parametrize("name", ["", " /", "a\0b", "\udcff", "9" * 100_000, "other-flow/idle"])
-def test_names_that_cannot_be(name: str, idle: list[str], capsys: pytest.CaptureFixture[str]):
-    assert main(["trigger", "--", name]) == 2
-    assert "must be the name of a deployment" in capsys.readouterr().err
+def test_names_that_cannot_be(prefect_server: str, capsys: pytest.CaptureFixture[str]):
+    del prefect_server
+    for name in ("", " /", "a\0b", "\udcff", "9" * 100_000, "other-flow/idle"):
+        assert main(["trigger", "--", name]) == 2
+        assert "must be the name of a deployment" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_run_going(
-    idle: list[str], start_weighbridge: Callable[..., Any], tmp_path: Path
+    idle: list[str], start_weighbridge: Callable[..., Any], tmp_path: Path, way: Any
 ):
-    process = start_weighbridge(*idle, "--wait", cwd=tmp_path)
-    assert process.stderr is not None
+    process = start_weighbridge(*idle, "--wait", cwd=tmp_path, env={"PREFECT_API_URL": way.url})
     identity = process.stdout.readline().split()[1]
-    for line in process.stderr:
-        if "waiting for a worker" in line:
-            break
+    read_until(process, "waiting for a worker")
+    way.end()  # without its server it does not just stand there
+    read_until(process, "the Prefect API does not answer; trying again")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the run goes on: http://127.0.0.1:" in err
+    assert f"to end it: prefect flow-run cancel {identity}" in err
+    assert err.endswith("interrupted\n")
     assert "Traceback" not in err
     assert flow_run(identity).state.type.value == "SCHEDULED"
+
+
+def read_until(process: Any, said: str) -> None:
+    assert any(said in line for line in process.stderr), f"it ended and did not say: {said}"

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 def test_killed_in_the_middle_then_continued(yard: Any):
     yard.deploy(concurrency_limit=1)
     worker = yard.start()
-    documents = yard.documents([f"Pump {number}." for number in range(200)], "many")
+    documents = yard.documents([f"Pump {number}." for number in range(100)], "many")
     flow_run = yard.trigger(documents)
     behind = yard.trigger(yard.documents(["Lamp."], "one"))
     yard.until(lambda: yard.run_row(flow_run).get("scored", 0) >= 20)
@@ -32,8 +31,8 @@ def test_killed_in_the_middle_then_continued(yard: Any):
     assert yard.ended(behind) == "Completed"
     after = yard.run_row(flow_run)
     assert (after["id"], after["pid"]) == (before["id"], restarted.pid)
-    assert (after["documents"], after["scored"]) == (200, 200)
-    assert yard.decided(after["id"]) == (200, 200)
+    assert (after["documents"], after["scored"]) == (100, 100)
+    assert yard.decided(after["id"]) == (100, 100)
     assert yard.rows("select * from claim") == []
     history = yard.history(flow_run)
     crashed = history.index("Crashed")
@@ -43,9 +42,11 @@ def test_killed_in_the_middle_then_continued(yard: Any):
 
 
 def test_two_workers_share_documents(yard: Any):
-    # Beside the one of the test above, with an accelerator of its own.
+    # Beside the one of the test above, with an accelerator of its own, and as Prefect starts it.
     yard.deploy()
-    other = yard.start(env={"WEIGHBRIDGE_LEASE": str(yard.folder / "other-lease")})
+    prefect = [sys.executable, "-m", "prefect"]
+    lease = {"WEIGHBRIDGE_LEASE": str(yard.folder / "other-lease")}
+    other = yard.start("--type", "weighbridge", program=prefect, env=lease)
     yard.until(lambda: "runs will find" in other.log.read_text())
     documents = yard.documents([f"Crane {number}." for number in range(24)], "shared")
     flow_runs = [yard.trigger(documents, batch_size=4) for _ in range(4)]
@@ -61,18 +62,22 @@ def test_two_workers_share_documents(yard: Any):
 
 
 def test_a_second_signal_stops_at_once(yard: Any):
-    (worker, *others) = [worker for worker in yard.workers if worker.shell.poll() is None]
-    for other in others:
-        other.signal(signal.SIGTERM)
-        assert other.exit_code() == 0
-    flow_run = yard.trigger(yard.documents([f"Crate {number}." for number in range(90)], "crates"))
-    yard.until(lambda: yard.run_row(flow_run).get("scored", 0) >= 1)
+    (worker, other) = [worker for worker in yard.workers if worker.shell.poll() is None]
+    other.signal(signal.SIGTERM)
+    assert other.exit_code() == 0, other.log.read_text()
+    assert "received SIGTERM: ending after the batch in flight" in other.log.read_text()
+    # One batch, which takes seconds.
+    documents = yard.documents([f"Crate {number}." for number in range(180)], "crates")
+    flow_run = yard.trigger(documents, batch_size=180)
+    yard.until(lambda: yard.rows("select * from claim"))
     worker.signal(signal.SIGTERM)
-    time.sleep(0.05)
+    yard.until(lambda: "ending after the batch in flight" in worker.log.read_text())
     worker.signal(signal.SIGTERM)
-    assert worker.exit_code() in {0, 128 + signal.SIGTERM}
-    # Whichever came first, the run is there for the next worker.
-    assert yard.history(flow_run)[-1] in {"Running", "AwaitingRetry"}
+    assert worker.exit_code() == 128 + signal.SIGTERM, worker.log.read_text()
+    assert "SIGTERM again: stopping at once" in worker.log.read_text()
+    # It is there for the next worker.
+    assert yard.history(flow_run)[-1] == "Running"
+    assert yard.run_row(flow_run)["scored"] == 0
     with yard.client() as api:
         from prefect.states import Cancelled
 
@@ -105,7 +110,7 @@ def test_a_stock_worker_answers_alike(yard: Any):
         yard.run_row(flow_run)["id"],
     )
     (first,) = yard.rows(
-        "select id from run where documents = 200 and pid <> ?", yard.run_row(flow_run)["pid"]
+        "select id from run where documents = 100 and pid <> ?", yard.run_row(flow_run)["pid"]
     )
     before = yard.rows(
         "select external_id, choice, round(logit, 3) as logit from choice_probabilities "
@@ -114,32 +119,6 @@ def test_a_stock_worker_answers_alike(yard: Any):
     )
     assert len(answers) == 6
     assert answers == before
-
-
-def test_prefects_own_command_starts_it_too(yard: Any):
-    log = yard.folder / "prefect.log"
-    prefect = [sys.executable, "-m", "prefect", "worker", "start", "--type", "weighbridge"]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*prefect, "--pool", yard.pool],
-            env=yard.environment,
-            cwd=yard.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        flow_run = yard.trigger(yard.documents(["Pump 1."], "single"))
-        assert yard.ended(flow_run) == "Completed", log.read_text()
-        assert yard.run_row(flow_run)["pid"] == process.pid
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
-        assert "received SIGTERM: ending after the batch in flight" in log.read_text()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    assert process.returncode == 0, log.read_text()
 
 
 def task_runs(yard: Any, flow_run: Any) -> list[Any]:

@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,6 @@ from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.errors import BackendError, CheckpointError
-from weighbridge.scorer.memory import limit_memory, weight_bytes
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.resident import (
     PLAN_LIMIT,
@@ -198,19 +196,6 @@ def test_a_copy_that_is_still_there_is_loaded(folder, tiny, tmp_path):
     assert ParallelScorer(copy).score(TEXT, tiny.schema("urgent")).output
 
 
-def test_two_checkpoints_take_turns(tiny, tmp_path, memory):
-    memory(1)  # two copies of a large model would not fit beside each other
-    scorers = [
-        ParallelScorer(tiny.checkpoint(tmp_path / str(seed), seed=seed)) for seed in (11, 12)
-    ]
-    alone = [scorer.score(TEXT, tiny.schema()).fields for scorer in scorers]
-    assert [scorer.model_loaded for scorer in scorers] == [False, True]
-    again = [scorer.score(TEXT, tiny.schema()).fields for scorer in scorers]
-    # Loaded anew, each gives its own answers, and they differ between the two.
-    assert again == alone
-    assert alone[0] != alone[1]
-
-
 def test_release_gives_the_weights_back(folder, tiny):
     import mlx.core as mx
 
@@ -223,53 +208,6 @@ def test_release_gives_the_weights_back(folder, tiny):
     assert not scorer.model_loaded
     assert scorer.score(TEXT, tiny.schema()).output
     assert scorer.model_loaded
-
-
-@pytest.fixture
-def two_scorers(tiny, tmp_path) -> list[ParallelScorer]:
-    """Two checkpoints of some 6 MB each."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512}
-    return [
-        ParallelScorer(tiny.checkpoint(tmp_path / str(seed), seed=seed, **sizes))
-        for seed in (next(SEEDS), next(SEEDS))
-    ]
-
-
-@pytest.fixture
-def memory() -> Iterator[Callable[[int], None]]:
-    """Limit the memory of models for one test."""
-    yield limit_memory
-    limit_memory(None)
-
-
-def test_checkpoints_in_turn_release_what_they_held(two_scorers, tiny, memory):
-    import mlx.core as mx
-
-    one = weight_bytes(two_scorers[0].info.folder, two_scorers[0].dtype)
-    memory(2 * one)
-    held: list[int] = []
-    on_mlx_thread(mx.reset_peak_memory)
-    peaks: list[int] = []
-    for turn in range(6):
-        for text in (TEXT, TEXT * 3):
-            two_scorers[turn % 2].score(text, tiny.schema())
-        held.append(on_mlx_thread(mx.get_active_memory))
-        peaks.append(on_mlx_thread(mx.get_peak_memory))
-        assert [each.model_loaded for each in two_scorers] == [turn % 2 == 0, turn % 2 == 1]
-    # Weights of one, its head rows and its resident prefixes: the same in every turn.
-    # One prefix or weight of the other kept would show, in the peak as well.
-    assert max(held) - min(held) < 100_000
-    assert held[0] > one > 4_000_000
-    assert max(peaks) - peaks[0] < one // 2
-
-
-def test_checkpoints_stay_where_memory_holds_them(two_scorers, tiny, memory):
-    one = weight_bytes(two_scorers[0].info.folder, two_scorers[0].dtype)
-    memory(4 * one)
-    for scorer in (*two_scorers, *two_scorers):
-        scorer.score(TEXT, tiny.schema())
-        assert scorer.model_loaded
-    assert all(each.model_loaded for each in two_scorers)
 
 
 def test_float64_is_another_copy_on_the_cpu(folder, tiny):

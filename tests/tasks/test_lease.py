@@ -92,9 +92,8 @@ def test_another_process_is_refused_and_told_who_has_it(path: Path, hold: Hold):
     set_policy(LeasePolicy.REFUSE)
     with pytest.raises(AcceleratorBusy) as refused:
         take_lease(path, "mine", say=print)
-    assert f"the worker with pid {other.pid} (holds nimble)" in refused.value.message
-    hint = refused.value.hint or ""
-    assert all(way in hint for way in ("weighbridge trigger", "--wait", "--anyway"))
+    assert f"and the worker with pid {other.pid} (nimble) does" in refused.value.message
+    assert all(way in (refused.value.hint or "") for way in ("WAIT", "SHARE"))
     holder = lease_holder(path)
     assert holder is not None
     assert holder.pid == other.pid
@@ -117,7 +116,7 @@ def test_who_waits_is_seen_and_gets_it(path: Path, hold: Hold):
     take_lease(path, "mine", say=print)
     assert not lease_wanted(path)
     other = hold()
-    assert line(other).startswith("waiting for the accelerator: the program with pid")
+    assert line(other).startswith("waiting for the model: the program with pid")
     assert lease_wanted(path)
     release_lease(path)
     assert line(other) == "has it"
@@ -155,12 +154,25 @@ def test_a_wait_ends_when_the_process_is_asked_to_stop(path: Path, hold: Hold):
     assert not lease_wanted(path)
 
 
-@pytest.mark.parametrize("content", ["", "{", json.dumps({"pid": 1}), json.dumps([1])])
+@pytest.mark.parametrize("content", ["", "{", json.dumps({"pid": 1}), json.dumps([1]), "[" * 9999])
 def test_an_unreadable_note_names_nobody(path: Path, hold: Hold, content: str):
     assert line(hold()) == "has it"
     path.write_text(content)
     set_policy(LeasePolicy.REFUSE)
-    with pytest.raises(AcceleratorBusy, match="and another program has it"):
+    with pytest.raises(AcceleratorBusy, match="and another program does"):
+        take_lease(path, "mine", say=print)
+
+
+def test_a_deleted_file_is_locked_anew(path: Path, hold: Hold):
+    take_lease(path, "mine", say=print)
+    path.unlink()
+    other = hold()
+    assert line(other) == "has it"  # which nobody can keep it from
+    holder = lease_holder(path)
+    assert holder is not None
+    assert holder.pid == other.pid
+    set_policy(LeasePolicy.REFUSE)
+    with pytest.raises(AcceleratorBusy, match=str(other.pid)):
         take_lease(path, "mine", say=print)
 
 
