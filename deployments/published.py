@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -13,10 +14,6 @@ if TYPE_CHECKING:
 
 # What the progress artifact says of itself: run 7: 1,000 of 2,000 documents.
 _COUNTED = re.compile(r"([\d,]+) of ([\d,]+) document", re.ASCII)
-# What the summary says: They stay on `mini`, outside of Prefect. There: …
-_HOST = re.compile(r"^They stay on (`+) ?(.+?) ?\1,", re.MULTILINE)
-_STORE = re.compile(r"^    weighbridge results \d+( --db .+)$", re.MULTILINE | re.ASCII)
-_OUTPUT = re.compile(r"^Written to (`+) ?(.+?) ?\1\.$", re.MULTILINE)
 # All numbers that are said of an outcome.
 _SAID = ("run_id", "documents", "scored", "reused", "rejected", "seconds")
 
@@ -62,16 +59,14 @@ def read_published(artifacts: "Sequence[Artifact]") -> Published:
     """Read the artifacts of a flow run, the latest first."""
     outcome = next(filter(None, map(_outcome, artifacts)), None)
     done = [counted(each) for each in artifacts if each.type == "progress"]
-    summaries = [str(each.data) for each in artifacts if (each.key or "").endswith("-summary")]
-    summary = summaries[0] if summaries else ""
-    host, store, output = (form.search(summary) for form in (_HOST, _STORE, _OUTPUT))
+    place = outcome or {}
+    database = str(place.get("database") or "")
     return Published(
         outcome=outcome,
         recorded=outcome is not None or any(each and each[0] for each in done),
-        host=host[2] if host else "",
-        store=store[1] if store else "",
-        # In a table, and in code, bars are escaped.
-        output=output[2].replace("\\|", "|") if output else None,
+        host=str(place.get("host") or ""),
+        store="" if "://" in database or not database else f" --db {shlex.quote(database)}",
+        output=place.get("output"),
     )
 
 

@@ -4,6 +4,7 @@ Keys go by schema, so that the UI shows a history for each; what belongs to one 
 found by its flow run. Nothing of a document enters.
 """
 
+import platform
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -32,9 +33,9 @@ What = Literal["progress", "summary", "rejected", "outcome"]
 
 OUTCOME_KEYS = (
     *("run_id", "documents", "scored", "reused", "rejected", "wasted"),
-    *("seconds", "documents_per_second"),
+    *("seconds", "documents_per_second", "database"),
 )
-"""The columns of the outcome's only row: the numbers of `score --json`."""
+"""Columns of the outcome's only row: numbers of `score --json`, and where the answers are."""
 
 _MAX_SLUG = 60
 _NAMELESS = "schema"
@@ -139,15 +140,17 @@ def publish_summary(
     return summary
 
 
-def publish_outcome(schema: str, outcome: Mapping[str, Any]) -> None:
-    """Publish what became of the documents, as numbers for whoever waits for the run.
+def publish_outcome(schema: str, outcome: Mapping[str, Any], output: str | None) -> None:
+    """Publish what became of the documents, for whoever waits for the run.
 
     Args:
         schema: What people call the run's schema.
         outcome: What the flow returns.
+        output: The file that the answers were written to, None for none.
     """
+    place = {"host": platform.node(), "output": output}
     create_table_artifact(
         key=artifact_key(schema, "outcome"),
-        table=[{key: outcome[key] for key in OUTCOME_KEYS}],
+        table=[{key: outcome[key] for key in OUTCOME_KEYS} | place],
         description=f"run {outcome['run_id']}: what became of the documents",
     )

@@ -59,7 +59,6 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
         with errors_told(), watched(watch.look):
             resolved = resolve_request(request)
             outcome = _score(resolved, watch)
-            publish_outcome(resolved.request.schema_label, outcome)
             watch.check_end()
     except Stopped as stopped:
         get_run_logger().warning("%s", stopped.message)
@@ -104,8 +103,8 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
             with told.timing("scoring"):
                 results = score_batch(batch.texts, schema, spec) if batch.texts else []
             with told.timing("recording"):
-                outcome = record_batch(run, batch, results)
-            told.batch(batch, results, outcome)
+                recorded = record_batch(run, batch, results)
+            told.batch(batch, results, recorded)
             progress.update(told.done)
             report(Progress("scoring", told.done, total))
     # A single order has none to look for, and a large run has many answers to look through.
@@ -128,7 +127,7 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
         told.end(summary)
     emit_rejected(summary, request.alert_rejected_share)
     seconds = (datetime.now(UTC) - started).total_seconds()
-    return {
+    outcome: dict[str, Any] = {
         "run_id": summary.run_id,
         "documents": summary.documents,
         "scored": summary.scored,
@@ -144,6 +143,8 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
         "model_loaded": run.scorer.model_loaded,
         "database": str(store_path(settings.database_url) or display_url(settings.database_url)),
     }
+    publish_outcome(request.schema_label, outcome, written)
+    return outcome
 
 
 def _wait_for_turn(spec: ScorerSpec, done: int, total: int) -> None:

@@ -1,6 +1,7 @@
 """What Prefect's server holds after a run: names, artifacts, counts, and nothing of documents."""
 
 import json
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,9 @@ def test_names_and_artifacts(bench: Any, kept_by_prefect: Kept):
     # What `trigger --wait` reads: the numbers of the flow's own outcome.
     (row,) = json.loads(json.loads(artifacts["weighbridge-mood-outcome"]["data"]))
     numbers = ("run_id", "documents", "scored", "reused", "rejected", "wasted")
-    assert row == {key: outcome[key] for key in (*numbers, "seconds", "documents_per_second")}
+    said = (*numbers, "seconds", "documents_per_second", "database")
+    place = {"host": platform.node(), "output": None}
+    assert row == {key: outcome[key] for key in said} | place
     summary = json.loads(artifacts["weighbridge-mood-summary"]["data"])
     assert "**5 documents**: 2 scored, 0 reused, 3 rejected" in summary
     assert "Rejected: 2 × `document.empty`, 1 × `document.encoding`." in summary
