@@ -138,11 +138,12 @@ class ResidentCheckpoint:
                         hint="the weights are damaged, or too large for the compute dtype",
                     )
             self._priors[plan] = prior
-            logger.info(
-                "label prior from %d reference texts in %.1f s",
-                len(references),
-                time.perf_counter() - start,
-            )
+            if references:
+                logger.info(
+                    "label prior from %d reference texts in %.1f s",
+                    len(references),
+                    time.perf_counter() - start,
+                )
         return self._priors[plan]
 
     def load(self) -> Engine:

@@ -77,8 +77,9 @@ def start(
 ) -> None:
     """Run what is scheduled or triggered, one run at a time, until a signal ends it.
 
-    The model is loaded once and stays. SIGTERM or Ctrl-C lets the batch in flight end; its
-    run goes on with the next worker. Needs a Prefect server: prefect server start
+    The model is loaded once and stays. SIGTERM or Ctrl-C lets the batch in
+    flight end; its run goes on with the next worker. Needs a Prefect server:
+    prefect server start
 
     Example: weighbridge worker start
 

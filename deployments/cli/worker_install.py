@@ -56,7 +56,7 @@ def install(
         typer.Option(
             "--checkpoint",
             metavar="FOLDER",
-            help="The model to load ahead of the runs; the setting if left out.",
+            help="The model of runs that name none, loaded ahead; the setting if left out.",
             show_default=False,
         ),
     ] = None,
