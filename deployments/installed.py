@@ -63,19 +63,21 @@ def missing(
 
 
 def _installation(package: str) -> Installation | None:
-    try:
-        distribution = importlib.metadata.distribution(package)
-        version = distribution.version
-    except (importlib.metadata.PackageNotFoundError, KeyError, OSError):
-        return None
-    name = f"{package.replace('-', '_')}-{version}.dist-info"
-    folder = Path(str(distribution.locate_file(""))) / name
-    for file in (folder / "RECORD", folder / "METADATA", folder):
+    version = None
+    # The first is what Python sees; building a wheel leaves another, without a date, in a checkout.
+    for distribution in importlib.metadata.distributions(name=package):
         try:
-            return Installation(version, file.stat().st_mtime_ns)
-        except OSError:
+            version = distribution.version
+        except (KeyError, OSError):  # amid an upgrade
             continue
-    return Installation(version, 0)
+        name = f"{package.replace('-', '_')}-{version}.dist-info"
+        folder = Path(str(distribution.locate_file(""))) / name
+        for file in (folder / "RECORD", folder / "METADATA", folder):
+            try:
+                return Installation(version, file.stat().st_mtime_ns)
+            except OSError:
+                continue
+    return None if version is None else Installation(version, 0)
 
 
 class Upgrades:

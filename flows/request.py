@@ -162,7 +162,7 @@ class ScoreRequest(BaseModel):
         default=False, description="Consent to temperature 1.0 where the policy refuses it."
     )
 
-    @field_validator("*")
+    @field_validator("*", mode="before")
     @classmethod
     def _unicode(cls, value: object) -> object:
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:

@@ -21,6 +21,7 @@ from weighbridge.db.errors import StoreError
 from weighbridge.flows import Progress, listening, score_documents, stopping
 from weighbridge.flows.stopping import ask_to_stop, clear_stop
 from weighbridge.scorer.resident import release_checkpoints
+from weighbridge.tasks.lease import LeasePolicy, set_policy
 
 pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 
@@ -96,6 +97,7 @@ def test_a_run_that_waits_for_the_model_can_be_cancelled(
 ):
     release_checkpoints()
     lease = tmp_path / "lease"
+    set_policy(LeasePolicy.WAIT)  # commands of other tests in this process refuse
     monkeypatch.setenv("WEIGHBRIDGE_LEASE", str(lease))
     hold = "import sys; from pathlib import Path; from weighbridge.tasks.lease import take_lease;"
     hold += "take_lease(Path(sys.argv[1]), 'other', say=print); print('has it', flush=True);"
