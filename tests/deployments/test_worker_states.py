@@ -249,7 +249,7 @@ def test_an_end_that_the_server_was_away_at_is_settled_later(pool: Pool, way: Wa
         way.open()
         await poll_until(worker, lambda: pool.state(flow_run).is_final())
 
-    with temporary_settings({PREFECT_API_URL: way.url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+    with temporary_settings({PREFECT_API_URL: way.url, PREFECT_CLIENT_MAX_RETRIES: 1}):
         pool.at_work(do)
     state = pool.state(flow_run)
     assert (state.name, state.message) == ("Crashed", "the flow ended without a state")
@@ -273,7 +273,7 @@ def test_a_cancellation_that_the_server_was_away_at_is_done_later(pool: Pool, wa
         way.open()
         await poll_until(worker, lambda: pool.state(flow_run).is_final())
 
-    with temporary_settings({PREFECT_API_URL: way.url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+    with temporary_settings({PREFECT_API_URL: way.url, PREFECT_CLIENT_MAX_RETRIES: 1}):
         pool.at_work(do)
     assert pool.state(flow_run).message == "cancelled while it waited for its retry"
 
