@@ -35,6 +35,7 @@ from machine import machine_lines
 RESIDENT, PROCESS = "weighbridge", "process"
 TARGET_SECONDS = 1.5
 DOCUMENTS = 3
+LOG_SECONDS = 30  # logs arrive some time after their run has ended
 SCHEMA = {"urgent": {"type": "boolean", "description": "The text asks for help at once."}}
 SCRIPTS = Path(sys.executable).parent
 
@@ -212,14 +213,17 @@ def loads(folder: Path, kind: str, flow_runs: list[UUID]) -> int:
     if kind == RESIDENT:
         lines = (folder / f"{kind}.log").read_text().splitlines()
         return sum(" loaded " in line for line in lines)
-    time.sleep(5)  # logs arrive every other second
-    found = 0
+    deadline = time.monotonic() + LOG_SECONDS
     with get_client(sync_client=True) as api:
-        for flow_run in flow_runs:
-            only = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run]))
-            logs = api.read_logs(log_filter=only, limit=200)
-            found += sum(log.message.startswith("loaded ") for log in logs)
-    return found
+        while True:
+            found = 0
+            for flow_run in flow_runs:
+                only = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run]))
+                logs = api.read_logs(log_filter=only, limit=200)
+                found += sum(log.message.startswith("loaded ") for log in logs)
+            if found >= len(flow_runs) or time.monotonic() > deadline:
+                return found
+            time.sleep(1)
 
 
 def run_row(folder: Path, flow_run: UUID) -> dict[str, Any]:
