@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 def test_killed_in_the_middle_then_continued(yard: Any):
     yard.deploy(concurrency_limit=1)
     worker = yard.start()
-    documents = yard.documents([f"Pump {number}." for number in range(100)], "many")
+    documents = yard.documents([f"Pump {number}." for number in range(200)], "many")
     flow_run = yard.trigger(documents)
     behind = yard.trigger(yard.documents(["Lamp."], "one"))
     yard.until(lambda: yard.run_row(flow_run).get("scored", 0) >= 20)
@@ -27,12 +27,12 @@ def test_killed_in_the_middle_then_continued(yard: Any):
     restarted = yard.start()
     yard.until(lambda: "Crashed" in yard.history(flow_run), seconds=15)
     # The slot of its deployment is free, or neither it nor the one behind it could run.
-    yard.until(lambda: yard.history(flow_run)[-1] == "Completed")
+    yard.until(lambda: yard.history(flow_run)[-1] == "Completed", seconds=300)
     assert yard.ended(behind) == "Completed"
     after = yard.run_row(flow_run)
     assert (after["id"], after["pid"]) == (before["id"], restarted.pid)
-    assert (after["documents"], after["scored"]) == (100, 100)
-    assert yard.decided(after["id"]) == (100, 100)
+    assert (after["documents"], after["scored"]) == (200, 200)
+    assert yard.decided(after["id"]) == (200, 200)
     assert yard.rows("select * from claim") == []
     history = yard.history(flow_run)
     crashed = history.index("Crashed")
@@ -110,7 +110,7 @@ def test_a_stock_worker_answers_alike(yard: Any):
         yard.run_row(flow_run)["id"],
     )
     (first,) = yard.rows(
-        "select id from run where documents = 100 and pid <> ?", yard.run_row(flow_run)["pid"]
+        "select id from run where documents = 200 and pid <> ?", yard.run_row(flow_run)["pid"]
     )
     before = yard.rows(
         "select external_id, choice, round(logit, 3) as logit from choice_probabilities "
