@@ -22,7 +22,6 @@ from weighbridge.tasks.loading import take_accelerator
 from weighbridge.tasks.planning import Batch
 from weighbridge.tasks.recording import Run, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
-from weighbridge.tasks.scorers import ScorerSpec
 from weighbridge.tasks.scoring import score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document, read_documents
@@ -99,10 +98,9 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
         for batch in watch.each(run.batches(_records(resolved), request.batch_size)):
             report(Progress(_stage(run, batch), told.done, total))
             if batch.texts and not run.scorer.model_loaded:
-                _wait_for_turn(spec, told.done, total)
-            with told.timing("scoring"):
-                results = score_batch(batch.texts, schema, spec) if batch.texts else []
-            with told.timing("recording"):
+                _wait_for_turn(run, told.done, total)
+            results = score_batch(batch.texts, schema, spec) if batch.texts else []
+            with told.timing_recording():
                 recorded = record_batch(run, batch, results)
             told.batch(batch, results, recorded)
             progress.update(told.done)
@@ -147,12 +145,12 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     return outcome
 
 
-def _wait_for_turn(spec: ScorerSpec, done: int, total: int) -> None:
+def _wait_for_turn(run: Run, done: int, total: int) -> None:
     def say(text: str) -> None:
         get_run_logger().info(text)
         report(Progress(text, done, total))
 
-    take_accelerator(spec, say=say)
+    take_accelerator(run.scorer.info.name, say=say)
 
 
 def _stage(run: Run, batch: Batch) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -104,7 +103,6 @@ class RunTold:
     loading: float = 0.0
     recording: float = 0.0
     _batches: int = 0
-    _seconds: dict[str, float] = field(default_factory=dict[str, float])
     _resident: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,11 +124,11 @@ class RunTold:
             get_run_logger().info("the model is in memory already: %s", self.run.scorer.backend)
 
     @contextmanager
-    def timing(self, stage: Literal["scoring", "recording"]) -> Generator[None]:
-        """Time a stage of a batch."""
+    def timing_recording(self) -> Generator[None]:
+        """Time the recording of a batch."""
         began = time.perf_counter()
         yield
-        self._seconds[stage] = time.perf_counter() - began
+        self.recording += time.perf_counter() - began
 
     def batch(
         self, batch: Batch, results: Sequence[ScoreResult | Rejection], outcome: BatchOutcome
@@ -167,8 +165,6 @@ class RunTold:
             )
 
     def _count(self) -> None:
-        seconds, self._seconds = self._seconds, {}
-        self.recording += seconds.get("recording", 0.0)
         if not self._resident and self.run.scorer.model_loaded:
             self._resident = True
             self.loading += self.run.scorer.load_seconds

@@ -52,14 +52,14 @@ def load_scorer(spec: ScorerSpec, *, say: Callable[[str], None]) -> Loaded:
     )
 
 
-def take_accelerator(spec: ScorerSpec, *, say: Callable[[str], None]) -> None:
-    """Take the lease for the checkpoint of a spec, before it is loaded.
+def take_accelerator(checkpoint: str, *, say: Callable[[str], None]) -> None:
+    """Take the lease for a checkpoint, by its name, before it is loaded.
 
     Raises:
         AcceleratorBusy: Another process of this host holds a model.
         Stopped: The run was asked to stop while it waited.
     """
-    take_lease(load_settings().lease, open_scorer(spec).info.name, say=say)
+    take_lease(load_settings().lease, checkpoint, say=say)
 
 
 def hand_over() -> bool:
