@@ -24,8 +24,8 @@ from machine import machine_lines
 
 from weighbridge.scorer.backend import describe_backend, on_mlx_thread
 from weighbridge.scorer.chat import ChatTokenizer
-from weighbridge.scorer.checkpoint import load_model
 from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.model_weights import load_model
 from weighbridge.scorer.resident import PROBE_TOLERANCE
 from weighbridge.tasks.checkpoints import checkpoint_folder
 from weighbridge.tasks.settings import load_settings

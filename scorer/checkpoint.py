@@ -2,11 +2,6 @@
 
 import hashlib
 import json
-import logging
-import re
-import tempfile
-from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +10,10 @@ from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.contract import Contract, read_contract
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.hashes import hash_files
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.temperature import read_ready
-
-logger = logging.getLogger(__name__)
+from weighbridge.scorer.weight_files import stored_dtype, weight_files
 
 DEFAULT_MAX_INPUT_TOKENS = 4096
 
@@ -40,9 +35,6 @@ IDENTITY_FILES = (
 it selects a temperature, and a temperature is applied to a decision later."""
 
 ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors")
-
-_HEADER_LIMIT = 100 * 2**20
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +140,7 @@ def inspect_checkpoint(
             or (isinstance(text_config, dict) and text_config.get("model_type"))
             or "unknown"
         ),
-        dtype=_stored_dtype(weights),
+        dtype=stored_dtype(weights),
         quantization=_describe_quantization(quantization),
         adapter_sha256=ready.adapter_sha256,
         contract=contract,
@@ -168,40 +160,11 @@ def fingerprint(folder: Path, hash_cache: Path | None = None) -> str:
         CheckpointError: There are no weights, or a file cannot be read.
     """
     identity = [folder / name for name in IDENTITY_FILES if (folder / name).is_file()]
-    return _fingerprint([*identity, *weight_files(folder)], hash_cache)
-
-
-def load_model(folder: Path, dtype: str) -> Any:
-    """Load the weights of a checkpoint and cast them. Call on the MLX thread.
-
-    Args:
-        folder: A checkpoint folder.
-        dtype: Name of the compute dtype, as MLX spells it.
-
-    Returns:
-        An evaluated text model of mlx-lm.
-
-    Raises:
-        CheckpointError: The weights cannot be loaded.
-    """
-    import mlx.core as mx
-    from mlx_lm.utils import load_model as load
-
-    try:
-        model, _ = load(folder, lazy=True, strict=True)
-        model.set_dtype(getattr(mx, dtype))
-        mx.eval(model.parameters())
-    except Exception as error:  # what a foreign configuration makes mlx-lm raise
-        raise CheckpointError(
-            f"the weights of a checkpoint must load with mlx-lm, got {_in_short(error)}",
-            hint=f"compare the files in {folder} with where they came from",
-        ) from error
-    return model
-
-
-def _in_short(error: Exception) -> str:
-    """Put a foreign error in one line; mlx-lm names tensors below the first one."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    files = [*identity, *weight_files(folder)]
+    digest = hashlib.sha256()
+    for file, sha256 in zip(files, hash_files(files, hash_cache), strict=True):
+        digest.update(f"{file.name}\0{sha256}\n".encode())
+    return digest.hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -225,21 +188,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a checkpoint folder, in order of their names.
-
-    Raises:
-        CheckpointError: There are none.
-    """
-    weights = sorted(folder.glob("model*.safetensors"))  # what mlx-lm loads
-    if not weights:
-        raise CheckpointError(
-            f"a checkpoint must hold model*.safetensors weights, got none in {folder}",
-            hint="convert other formats first: python -m mlx_lm convert --hf-path FOLDER",
-        )
-    return weights
-
-
 def _context_tokens(*configs: Any) -> int | None:
     for config in configs:
         tokens = isinstance(config, dict) and config.get("max_position_embeddings")
@@ -253,119 +201,3 @@ def _describe_quantization(config: Any) -> str | None:
         return None
     bits, group = config.get("bits", "?"), config.get("group_size", "?")
     return f"{bits}-bit {config.get('mode', 'affine')}, groups of {group}"
-
-
-def _stored_dtype(weights: list[Path]) -> str:
-    counts: Counter[str] = Counter()
-    for path in weights:
-        counts.update(
-            _DTYPES[tensor["dtype"]]
-            for name, tensor in safetensors_header(path).items()
-            if name != "__metadata__" and tensor["dtype"] in _DTYPES
-        )
-    return max(counts, key=lambda name: counts[name]) if counts else "unknown"
-
-
-def safetensors_header(path: Path) -> dict[str, Any]:
-    """Read the header of a safetensors file: name, dtype, shape and offsets of its tensors.
-
-    Raises:
-        CheckpointError: The file is cut short or of another kind.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            text = file.read(length) if 0 < length <= min(_HEADER_LIMIT, size - 8) else b""
-    except OSError as error:
-        # Such as a link into a hub cache that was cleared.
-        raise CheckpointError(
-            f"{path.name} must be a readable file, got: {error.strerror or error}",
-            hint=f"fetch {path} again",
-        ) from error
-    try:
-        header: dict[str, Any] = json.loads(text)
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        ends = [tensor["data_offsets"][1] for tensor in tensors]
-        typed = all(isinstance(tensor["dtype"], str) for tensor in tensors)
-        whole = typed and size == 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        header, whole = {}, False
-    if not whole:
-        raise CheckpointError(
-            f"{path.name} must be a whole safetensors file, got {size} bytes that do not fit "
-            "its header",
-            hint=f"fetch {path} again",
-        )
-    return header
-
-
-def _fingerprint(files: list[Path], hash_cache: Path | None) -> str:
-    known = _read_hashes(hash_cache)
-    digest = hashlib.sha256()
-    fresh = False
-    for file in files:
-        try:
-            key = _hash_key(file)
-            found = known.get(key)
-            if found is None:
-                with file.open("rb") as content:
-                    found = hashlib.file_digest(content, "sha256").hexdigest()
-                # Only the newest state of a path is kept, and none that came about meanwhile.
-                known = {old: sha for old, sha in known.items() if _path_of(old) != str(file)}
-                if _hash_key(file) == key:
-                    known[key] = found
-                fresh = True
-        except OSError as error:
-            raise CheckpointError(
-                f"{file.name} must be a readable file, got: {error.strerror or error}",
-                hint=f"check the permissions of {file}",
-            ) from error
-        digest.update(f"{file.name}\0{found}\n".encode())
-    if fresh and hash_cache is not None:
-        _write_hashes(hash_cache, known)
-    return digest.hexdigest()
-
-
-def _hash_key(file: Path) -> str:
-    status = file.stat()
-    return f"{file}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
-
-
-def _path_of(key: str) -> str:
-    return key.rsplit("|", 3)[0]
-
-
-def _read_hashes(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        known: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(known, dict):
-        return {}
-    return {
-        key: sha
-        for key, sha in known.items()
-        if isinstance(sha, str) and re.fullmatch("[0-9a-f]{64}", sha)
-    }
-
-
-def _write_hashes(path: Path, known: dict[str, str]) -> None:
-    """Replace the file of hashes at once; without it they are only computed again."""
-    partial: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, delete=False
-        ) as file:
-            partial = Path(file.name)
-            json.dump(known, file)
-        partial.replace(path)
-    except OSError as error:
-        logger.warning("hashes of weights could not be kept in %s: %s", path, error)
-    finally:
-        if partial is not None:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)

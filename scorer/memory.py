@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 
 from weighbridge.scorer.backend import Backend, on_mlx_thread
-from weighbridge.scorer.checkpoint import safetensors_header, weight_files
+from weighbridge.scorer.weight_files import safetensors_header, weight_files
 
 # What is left of a machine's memory for other programs, where Metal names no limit itself.
 _SHARE = 0.75

@@ -18,12 +18,13 @@ import numpy as np
 
 from weighbridge.scorer.backend import Backend, describe_backend, on_mlx_thread
 from weighbridge.scorer.chat import ChatTokenizer
-from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint, load_model
+from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine, Mode, Row, Timings
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import HeadCut
 from weighbridge.scorer.memory import memory_budget, weight_bytes
+from weighbridge.scorer.model_weights import load_model
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.scorer.plan import SchemaPlan
 from weighbridge.scorer.prior import label_prior

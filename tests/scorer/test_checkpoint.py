@@ -16,10 +16,10 @@ from weighbridge.scorer.checkpoint import (
     DEFAULT_MAX_INPUT_TOKENS,
     IDENTITY_FILES,
     inspect_checkpoint,
-    load_model,
-    safetensors_header,
 )
 from weighbridge.scorer.errors import CheckpointError, ScorerError
+from weighbridge.scorer.model_weights import load_model
+from weighbridge.scorer.weight_files import safetensors_header
 
 pytestmark = pytest.mark.mlx
 
