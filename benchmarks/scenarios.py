@@ -27,7 +27,7 @@ from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.engine import Engine, Mode, Row
 from weighbridge.scorer.model_weights import load_model
 from weighbridge.scorer.resident import PROBE_TOLERANCE
-from weighbridge.tasks.checkpoints import checkpoint_folder
+from weighbridge.tasks.checkpoints import resolve_checkpoint
 from weighbridge.tasks.settings import load_settings
 
 SCENARIOS = ((1, 239), (3, 433), (8, 950), (3, 1436), (8, 1953))
@@ -164,7 +164,7 @@ def measure(name: str, repeats: int, show: Callable[[str], None]) -> list[Measur
     """
     backend = describe_backend()
     if name == "embedded":
-        folder = checkpoint_folder(None, load_settings())
+        folder = resolve_checkpoint(None, load_settings()).folder
         model = load_model(folder, backend.dtype)
         texts = [json.loads(line)["text"] for line in TICKETS.read_text("utf-8").splitlines()]
         source = ChatTokenizer.load(folder).encode("\n".join(texts))

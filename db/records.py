@@ -45,6 +45,8 @@ class RunStart:
     (the version of contract, layout and encoding) are the key its decisions are kept
     under, beside the document. `permutations` is in how many orders of the choices each
     document was asked; `prompt_version` must tell it too where it is more than one.
+    `checkpoint_source` is the folder or the hub id with its commit, and its adapter's;
+    `accepted_prompt_sha256` the hash of a system text that is not the trained one.
     """
 
     flow_run_id: str | None
@@ -69,6 +71,8 @@ class RunStart:
     store_text: bool = True
     rescore: bool = False
     permutations: int = 1
+    checkpoint_source: str | None = None
+    accepted_prompt_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,8 @@ class RunSummary:
     backend: str
     rescore: bool
     permutations: int
+    checkpoint_source: str | None
+    accepted_prompt_sha256: str | None
 
 
 def require_recordable(batch: BatchRecord) -> None:

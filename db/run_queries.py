@@ -25,6 +25,7 @@ _COPIED = (
     *("documents", "scored", "reused", "rejected", "wasted"),
     *("temperature", "temperature_kind", "temperature_source", "documents_source"),
     *("mode", "layout", "encoding", "contract", "dtype", "backend", "rescore", "permutations"),
+    *("checkpoint_source", "accepted_prompt_sha256"),
 )
 
 

@@ -232,6 +232,8 @@ def _run_values(connection: Connection, start: RunStart, now: datetime) -> dict[
         "store_text": start.store_text,
         "rescore": start.rescore,
         "permutations": start.permutations,
+        "checkpoint_source": start.checkpoint_source,
+        "accepted_prompt_sha256": start.accepted_prompt_sha256,
     }
 
 

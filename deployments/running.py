@@ -64,12 +64,11 @@ class FlowThread(threading.Thread):
                 future.set_exception(error)
 
 
-def load_ahead(checkpoint: str | None, log: Log) -> None:
-    """Load the checkpoint and the flow before there is a run; say how, or why not.
+def load_ahead(log: Log) -> None:
+    """Load the checkpoint of the settings, and the flow, before there is a run.
 
     Args:
-        checkpoint: A checkpoint folder; None takes the setting.
-        log: Told in lines for people.
+        log: Told in lines for people how, or why not.
     """
     from weighbridge.tasks.loading import load_scorer
     from weighbridge.tasks.scorers import ScorerSpec
@@ -78,7 +77,7 @@ def load_ahead(checkpoint: str | None, log: Log) -> None:
     if stop_asked():
         return
     try:
-        loaded = load_scorer(ScorerSpec(checkpoint=checkpoint), say=log.info)
+        loaded = load_scorer(ScorerSpec(), say=log.info)
     except Stopped:
         return
     except Exception as error:  # noqa: BLE001 - a worker without a model can still say so to runs

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from weighbridge.deployments.automations import SILENCE
 from weighbridge.deployments.errors import CommandError
+from weighbridge.tasks.checkpoints import on_hub
 from weighbridge.tasks.settings import ENV_PREFIX, Settings
 
 _SECRET = re.compile(r"KEY|AUTH|PASSWORD|SECRET|TOKEN|HEADERS")
@@ -78,12 +79,13 @@ def worker_variables(
     values = settings.model_dump(mode="json")
     for name in Settings.model_fields:
         variable = f"{ENV_PREFIX}{name.upper()}"
-        if before.get(variable):
+        if before.get(variable) and values[name] is not None:
             # As it was understood here: absolute, wherever the service runs.
             value = values[name]
             chosen[variable] = str(value).lower() if isinstance(value, bool) else str(value)
-    if "WEIGHBRIDGE_CHECKPOINT" in chosen:
-        chosen["WEIGHBRIDGE_CHECKPOINT"] = os.path.abspath(chosen["WEIGHBRIDGE_CHECKPOINT"])  # noqa: PTH100
+    for variable in ("WEIGHBRIDGE_CHECKPOINT", "WEIGHBRIDGE_ADAPTER"):
+        if variable in chosen and not on_hub(chosen[variable]):
+            chosen[variable] = os.path.abspath(chosen[variable])  # noqa: PTH100
     if settings.allow_remote_api and settings.origin("allow_remote_api") == "option":
         chosen["WEIGHBRIDGE_ALLOW_REMOTE_API"] = "true"
     if has_password(chosen.get("WEIGHBRIDGE_DATABASE_URL", "")):

@@ -80,8 +80,7 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
             `heartbeat_interval_seconds` and `base_job_template`.
         prefetch_seconds: Ignored: a run that is not due must not hold the only place.
         limit: Ignored: one process runs one flow run at a time.
-        warm_up: Whether the checkpoint is loaded before there is a run.
-        checkpoint: The checkpoint to load then; None takes the setting.
+        warm_up: Whether the checkpoint of the settings is loaded before there is a run.
     """
 
     type = "weighbridge"
@@ -104,7 +103,6 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
         *,
         base_job_template: dict[str, Any] | None = None,
         warm_up: bool = True,
-        checkpoint: str | None = None,
     ) -> None:
         del prefetch_seconds, limit
         super().__init__(
@@ -118,7 +116,6 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
             base_job_template=base_job_template,
         )
         self._warm_up = warm_up
-        self._checkpoint = checkpoint
         # Flow runs and the loading of the checkpoint, one after the other.
         self._thread = FlowThread()
         self._loading: asyncio.Future[None] | None = None
@@ -180,7 +177,7 @@ class WeighbridgeWorker(BaseWorker[WeighbridgeJob, Any, WeighbridgeResult]):
             raise
         self._thread.start()
         if self._warm_up:
-            self._loading = self._thread.call(load_ahead, self._checkpoint, self._logger)
+            self._loading = self._thread.call(load_ahead, self._logger)
 
     async def teardown(self, *exc_info: Any) -> None:
         """Let the run in flight reach the end of its batch, then disconnect."""

@@ -62,8 +62,13 @@ class ScoreRequest(BaseModel):
     )
     checkpoint: str | None = Field(
         default=None,
-        description="Folder of the model, on the machine that scores; None takes that machine's "
-        "setting, else the embedded model.",
+        description="Folder of the model, on the machine that scores, or a hub id as org/name or "
+        "org/name@revision; None takes that machine's setting, else the embedded model.",
+    )
+    adapter: str | None = Field(
+        default=None,
+        description="Folder or hub id of a LoRA adapter, fused into the model when it is loaded; "
+        "None takes the setting if the checkpoint does.",
     )
     temperature: float | None = Field(
         default=None,
@@ -155,11 +160,19 @@ class ScoreRequest(BaseModel):
     )
     model_id: str | None = Field(
         default=None,
-        description="The checkpoint's model id, which may select a temperature.",
+        description="The checkpoint's model id, which may select a temperature; a hub id brings "
+        "its own.",
     )
-    revision: str | None = Field(default=None, description="Its full revision, likewise.")
+    revision: str | None = Field(
+        default=None, description="Its full revision, likewise; of a hub id what is fetched."
+    )
     allow_uncalibrated: bool = Field(
         default=False, description="Consent to temperature 1.0 where the policy refuses it."
+    )
+    accept_prompt: bool = Field(
+        default=False,
+        description="Consent to a system text that is not the one the checkpoint was trained "
+        "with; the run records its hash.",
     )
 
     @field_validator("*", mode="before")

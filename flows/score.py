@@ -22,6 +22,7 @@ from weighbridge.tasks.loading import take_accelerator
 from weighbridge.tasks.planning import Batch
 from weighbridge.tasks.recording import Run, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
+from weighbridge.tasks.scorers import pinned
 from weighbridge.tasks.scoring import score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document, read_documents
@@ -76,7 +77,8 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     settings = load_settings(database_url=request.database)
     check_output(request, settings.database_url)
     report(Progress("checking the schema"))
-    spec = request.scorer()
+    # A branch of a hub may move while the run goes on.
+    spec = pinned(request.scorer(), settings, say=get_run_logger().info)
     schema = validate_schema(request.schema_, request.schema_name)
     temperature = resolve_temperature(spec)
     report(Progress("counting documents"))

@@ -251,6 +251,13 @@ def _made_with(facts: Facts) -> Iterator[str]:
     yield "## Made with"
     yield ""
     yield f"- checkpoint {inline(run.checkpoint)} (`{details.fingerprint[:12]}`)"
+    if run.checkpoint_source:
+        yield f"- from {inline(run.checkpoint_source)}"
+    if run.accepted_prompt_sha256:
+        yield (
+            "- **a system text that is not the trained one**, accepted by hand "
+            f"(`{run.accepted_prompt_sha256[:12]}`)"
+        )
     yield f"- schema {inline(run.schema)} (`{details.schema_sha256[:12]}`)"
     yield f"- backend {inline(run.backend)}{dtype}"
     yield f"- prompt {run.layout}, {run.encoding} (`{details.prompt_version}`)"

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weighbridge.scorer.adapters import MLX_WEIGHTS, PEFT_WEIGHTS, Adapter, read_adapter
 from weighbridge.scorer.chat import first_line
-from weighbridge.scorer.contract import Contract, read_contract
+from weighbridge.scorer.checkpoint_folder import check_folder
+from weighbridge.scorer.contract import CONFIG_FILE, Contract, read_contract
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.hashes import hash_files
 from weighbridge.scorer.prompts import Layout
-from weighbridge.scorer.temperature import read_ready
+from weighbridge.scorer.quantization import check_quantization, describe_quantization
+from weighbridge.scorer.ready import READY_FILE, read_ready
 from weighbridge.scorer.weight_files import stored_dtype, weight_files
 
 DEFAULT_MAX_INPUT_TOKENS = 4096
@@ -34,7 +37,7 @@ IDENTITY_FILES = (
 """Beside the weights, what a decision depends on. READY.json is not among them:
 it selects a temperature, and a temperature is applied to a decision later."""
 
-ADAPTER_FILES = ("adapters.safetensors", "adapter_model.safetensors")
+ADAPTER_FILES = (MLX_WEIGHTS, PEFT_WEIGHTS, "adapter_model.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class CheckpointInfo:
 
     Attributes:
         folder: Where it is.
+        adapter: What is fused into the weights when they are loaded, None for nothing.
         fingerprint: sha256 over names and hashes of configuration, tokenizer,
             weights and adapter.
         model_id: From the caller or READY.json.
@@ -50,13 +54,15 @@ class CheckpointInfo:
         architecture: `model_type` of the configuration.
         dtype: Most frequent float type of the weights as stored.
         quantization: Such as `4-bit affine, groups of 64`, None for plain weights.
-        adapter_sha256: From READY.json.
+        adapter_sha256: Of the adapter in the weights: the one that is fused at load,
+            else the one that READY.json says was merged.
         contract: The trained prompt contract, None for plain instruct models.
         max_input_tokens: The contract's limit, else 4096, and at most the context.
         context_tokens: Positions of the model, None where it does not say.
     """
 
     folder: Path
+    adapter: Adapter | None
     fingerprint: str
     model_id: str | None
     revision: str | None
@@ -70,8 +76,9 @@ class CheckpointInfo:
 
     @property
     def name(self) -> str:
-        """What a person calls it: the model id, else the folder's name."""
-        return self.model_id or self.folder.name
+        """What a person calls it: model id or name of the folder, and of an adapter's."""
+        name = self.model_id or self.folder.name
+        return name if self.adapter is None else f"{name} + {self.adapter.folder.name}"
 
     @property
     def layout(self) -> Layout:
@@ -87,84 +94,112 @@ class CheckpointInfo:
 def inspect_checkpoint(
     folder: str | Path,
     *,
+    adapter: str | Path | None = None,
     model_id: str | None = None,
     revision: str | None = None,
     hash_cache: Path | None = None,
+    accept_prompt: bool = False,
 ) -> CheckpointInfo:
     """Describe a checkpoint folder without loading its weights.
 
     Args:
         folder: A folder with config.json, a tokenizer and safetensors weights.
-        model_id: What the caller calls it.
+        adapter: A folder with a LoRA adapter, to be fused into the weights at load.
+        model_id: What the caller calls the checkpoint.
         revision: Likewise.
         hash_cache: A file that keeps hashes of files by size and time of change.
+        accept_prompt: Consent to a system text that is not the one it was trained with.
 
     Raises:
-        CheckpointError: The folder is missing or is not such a checkpoint.
+        CheckpointError: A folder is missing or is no such checkpoint or adapter, or the
+            adapter is in the weights already.
+        TemperatureError: READY.json cannot be trusted.
     """
-    try:
-        path = Path(folder).expanduser()
-    except RuntimeError:  # `~name` of nobody here
-        path = Path(folder)
-    try:
-        there = path.is_dir()
-    except OSError:  # a name that is too long
-        there = False
-    if not there:
-        raise CheckpointError(
-            f"a checkpoint must be an existing folder, got {str(folder)!r}",
-            hint="weighbridge checkpoint demo builds the embedded one",
-        )
+    path = _expanded(folder)
+    check_folder(path)
     path = path.resolve()
     config = _read_json(path / "config.json")
-    weights = weight_files(path)
-    adapters = [name for name in ADAPTER_FILES if (path / name).exists()]
-    if adapters:
-        raise CheckpointError(
-            f"a checkpoint must be merged, got an adapter beside the weights ({adapters[0]})",
-            hint="merge it into the weights first: python -m mlx_lm fuse --help",
-        )
+    check_quantization(config)
     ready = read_ready(path)
-    contract = read_contract(path)
-    text_config = config.get("text_config")
-    quantization = config.get("quantization") or config.get("quantization_config")
-    context = _context_tokens(config, text_config)
+    lora = None if adapter is None else read_adapter(_expanded(adapter))
+    merged = ready.adapter_sha256
+    if lora is None:
+        _refuse_unsaid_adapter(path, merged, hash_cache)
+    else:
+        (own,) = hash_files([lora.weights], hash_cache)
+        if own == merged:
+            raise CheckpointError(
+                f"an adapter must be fused once, and {READY_FILE} in {path} says that this one "
+                "is in the weights already",
+                hint="leave out --adapter",
+            )
+        merged = own
+    # What an adapter was trained on is its own prompt, where it brings one.
+    trained = lora.folder if lora and (lora.folder / CONFIG_FILE).is_file() else path
+    contract = read_contract(trained, accept_prompt=accept_prompt)
+    context = _context_tokens(config, config.get("text_config"))
     limit = (contract and contract.max_length) or DEFAULT_MAX_INPUT_TOKENS
     return CheckpointInfo(
         folder=path,
-        fingerprint=fingerprint(path, hash_cache),
+        adapter=lora,
+        fingerprint=fingerprint(path, hash_cache, lora),
         model_id=model_id or ready.model,
         revision=revision or ready.revision,
-        architecture=str(
-            config.get("model_type")
-            or (isinstance(text_config, dict) and text_config.get("model_type"))
-            or "unknown"
-        ),
-        dtype=stored_dtype(weights),
-        quantization=_describe_quantization(quantization),
-        adapter_sha256=ready.adapter_sha256,
+        architecture=config["model_type"],  # checked with the folder
+        dtype=stored_dtype(weight_files(path)),
+        quantization=describe_quantization(config),
+        adapter_sha256=merged,
         contract=contract,
         max_input_tokens=min(limit, context or limit),
         context_tokens=context,
     )
 
 
-def fingerprint(folder: Path, hash_cache: Path | None = None) -> str:
+def fingerprint(
+    folder: Path, hash_cache: Path | None = None, adapter: Adapter | None = None
+) -> str:
     """Hash names and contents of all files that a decision depends on.
 
     Args:
         folder: A checkpoint folder.
         hash_cache: A file that keeps hashes of files by size and time of change.
+        adapter: What is fused into its weights.
 
     Raises:
         CheckpointError: There are no weights, or a file cannot be read.
     """
     identity = [folder / name for name in IDENTITY_FILES if (folder / name).is_file()]
-    files = [*identity, *weight_files(folder)]
+    named = [(file.name, file) for file in (*identity, *weight_files(folder))]
+    if adapter is not None:
+        named += [(f"adapter/{file.name}", file) for file in adapter.files]
     digest = hashlib.sha256()
-    for file, sha256 in zip(files, hash_files(files, hash_cache), strict=True):
-        digest.update(f"{file.name}\0{sha256}\n".encode())
+    hashes = hash_files([file for _, file in named], hash_cache)
+    for (name, _), sha256 in zip(named, hashes, strict=True):
+        digest.update(f"{name}\0{sha256}\n".encode())
     return digest.hexdigest()
+
+
+def _expanded(folder: str | Path) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:  # `~name` of nobody here
+        return Path(folder)
+
+
+def _refuse_unsaid_adapter(folder: Path, merged: str | None, hash_cache: Path | None) -> None:
+    """Refuse weights with an adapter beside them, unless it is known to be in them.
+
+    Nothing else tells whether it was merged: scored without it, or with it twice, the
+    answers would be of another model.
+    """
+    for name in ADAPTER_FILES:
+        file = folder / name
+        if file.exists() and hash_files([file], hash_cache) != (merged,):
+            raise CheckpointError(
+                f"a checkpoint must be merged or name its adapter, got {name} beside the weights "
+                f"in {folder}, and nothing that says whether it is in them",
+                hint=f"if it is not, add --adapter {folder}; if it is, move it elsewhere",
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -194,10 +229,3 @@ def _context_tokens(*configs: Any) -> int | None:
         if type(tokens) is int and tokens > 0:
             return tokens
     return None
-
-
-def _describe_quantization(config: Any) -> str | None:
-    if not isinstance(config, dict):
-        return None
-    bits, group = config.get("bits", "?"), config.get("group_size", "?")
-    return f"{bits}-bit {config.get('mode', 'affine')}, groups of {group}"

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.checkpoint import inspect_checkpoint
+from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Mode, Timings
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
@@ -33,7 +34,7 @@ from weighbridge.scorer.results import (
     field_result,
 )
 from weighbridge.scorer.schema import Schema
-from weighbridge.scorer.temperature import TemperatureKind, resolve_temperature
+from weighbridge.scorer.temperature import TemperatureKind
 
 SchemaLike = Schema | Mapping[str, Any] | type[BaseModel]
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -48,11 +49,14 @@ class ParallelScorer:
 
     Args:
         checkpoint: A checkpoint folder.
+        adapter: A folder with an mlx or PEFT LoRA adapter, fused into the weights at load.
         model_id: Its model id, for the temperature policy.
         revision: Its full revision, likewise.
         temperature: Overrides the policy.
         allow_uncalibrated: Consent to a temperature of 1.0 where the policy
             refuses it.
+        accept_prompt: Consent to a system text that is not the one the checkpoint was
+            trained with.
         max_input_tokens: Most tokens of a prompt: document, schema and field.
             None takes the checkpoint's own limit, else 4096.
         layout: What stands first in the prompt. None takes the checkpoint's.
@@ -77,10 +81,12 @@ class ParallelScorer:
         self,
         checkpoint: str | Path,
         *,
+        adapter: str | Path | None = None,
         model_id: str | None = None,
         revision: str | None = None,
         temperature: float | None = None,
         allow_uncalibrated: bool = False,
+        accept_prompt: bool = False,
         max_input_tokens: int | None = None,
         layout: str | None = None,
         encoding: str | None = None,
@@ -91,14 +97,18 @@ class ParallelScorer:
     ) -> None:
         self._loading = loading
         self.info = inspect_checkpoint(
-            checkpoint, model_id=model_id, revision=revision, hash_cache=hash_cache
-        )
-        self.temperature = resolve_temperature(
-            self.info.folder,
+            checkpoint,
+            adapter=adapter,
             model_id=model_id,
             revision=revision,
+            hash_cache=hash_cache,
+            accept_prompt=accept_prompt,
+        )
+        self.temperature = checkpoint_temperature(
+            self.info,
             temperature=temperature,
             allow_uncalibrated=allow_uncalibrated,
+            permutations=permutations,
         )
         self.layout = _one_of(Layout, layout, "layout") or self.info.layout
         self.encoding = _one_of(Encoding, encoding, "encoding") or self.info.encoding
@@ -137,6 +147,11 @@ class ParallelScorer:
     def dtype(self) -> str:
         """Compute dtype: part of the key of a decision."""
         return self._resident.backend.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory."""
+        return self._resident.weight_bytes
 
     @property
     def branching(self) -> bool:

@@ -73,6 +73,21 @@ class ResidentCheckpoint:
         """Whether the weights are in memory."""
         return self._engine is not None
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in memory."""
+        return weight_bytes(
+            self.info.folder,
+            self.backend.dtype,
+            dequantize=self._dequantize,
+            adapter=self.info.adapter,
+        )
+
+    @property
+    def _dequantize(self) -> bool:
+        """Packed products take some 80 times longer than plain ones without Metal."""
+        return self.backend.device == "cpu"
+
     @cached_property
     def chat(self) -> ChatTokenizer:
         """Tokenizer and chat template; needs no weights."""
@@ -95,6 +110,12 @@ class ResidentCheckpoint:
                 system=contract.system(widest) if contract else None,
                 max_input_tokens=max_input_tokens,
             )
+            if contract:
+                for choices in plan.choices:
+                    (branching,) = choices.branchings
+                    contract.check_codes(
+                        dict(zip(choices.codes, branching.candidates, strict=True))
+                    )
         self._plans[key] = plan
         if len(self._plans) > PLAN_LIMIT:
             self._plans.popitem(last=False)
@@ -173,9 +194,15 @@ class ResidentCheckpoint:
         _make_room(self)
         start = time.perf_counter()
         logger.debug("loading %s", self.info.name)
-        model = load_model(self.info.folder, self.backend.dtype)
+        model = load_model(
+            self.info.folder,
+            self.backend.dtype,
+            adapter=self.info.adapter,
+            dequantize=self._dequantize,
+        )
         # Weights load long after their hash was taken, and stand for it in every decision.
-        if fingerprint(self.info.folder, self._hash_cache) != self.info.fingerprint:
+        now = fingerprint(self.info.folder, self._hash_cache, self.info.adapter)
+        if now != self.info.fingerprint:
             raise CheckpointError(
                 f"a checkpoint must stay as it is while it is in use, and {self.info.folder} "
                 "has changed",
@@ -240,9 +267,24 @@ def resident_checkpoint(
 
 
 def _make_room(wanted: ResidentCheckpoint) -> None:
-    """Release what was used longest ago until a checkpoint fits beside the rest."""
+    """Release what was used longest ago until a checkpoint fits beside the rest.
+
+    Raises:
+        CheckpointError: Its weights alone are larger than the memory there is.
+    """
     budget = memory_budget(wanted.backend)
-    needed = weight_bytes(wanted.info.folder, wanted.backend.dtype) * _WORK
+    weights = wanted.weight_bytes
+    if weights > budget:
+        packed = wanted.info.quantization and wanted.backend.device == "cpu"
+        raise CheckpointError(
+            f"the weights of {wanted.info.name} must fit into memory: they take "
+            f"{weights / 2**30:.1f} GiB as {wanted.backend.dtype}"
+            f"{', unpacked as a CPU needs them' if packed else ''}, and "
+            f"{budget / 2**30:.1f} GiB may be used",
+            hint="use a smaller checkpoint"
+            + ("" if wanted.backend.device == "cpu" else ", or a 4-bit conversion of this one"),
+        )
+    needed = weights * _WORK
     with _residents_lock:
         others = [each for each in _residents.values() if each is not wanted and each.loaded]
     others.sort(key=lambda each: each.used)

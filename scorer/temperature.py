@@ -1,27 +1,26 @@
 """The temperature that a checkpoint's logits are divided by, and where it comes from.
 
-A temperature is fitted for one set of weights, so it follows their identity: the adapter
-hash in `READY.json` beside merged weights, else a model id with its full revision. The
-table is the published policy of the Bespoke Nimble releases. Scaling happens once, on the
+A temperature is fitted for one set of weights, so it follows their identity. What the
+caller gives comes first; then what a calibration of ours stored in `READY.json` for these
+very weights; then the table, the published policy of the Bespoke Nimble releases, by the
+hash of the adapter, else by a model id with its full revision. Scaling happens once, on the
 candidate logits; the logits that are stored and the selected choice never change.
 """
 
-import json
 import logging
 import math
 import numbers
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
-from weighbridge.scorer.errors import ScorerError, TemperatureError, quoted, shown
+from weighbridge.scorer.errors import ScorerError, TemperatureError, quoted
+from weighbridge.scorer.ready import READY_FILE, Ready, read_ready
 
 _logger = logging.getLogger("weighbridge.scorer.temperature")
-
-READY_FILE = "READY.json"
 
 
 class TemperatureKind(StrEnum):
@@ -47,12 +46,14 @@ class Temperature:
         value: Finite and above 0.
         source: A sentence for people: where the value came from.
         warning: What looks like a mistake in how the checkpoint was named, or None.
+        stored: Whether a calibration of ours fitted it, on these files as they are.
     """
 
     value: float
     kind: TemperatureKind
     source: str
     warning: str | None = None
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,18 @@ _RELEASES = (
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What READY.json says of the weights it lies beside."""
+class _Identity:
+    """What is known of the weights; `ready` holds nothing that they do not."""
 
-    adapter_sha256: str | None = None
-    model: str | None = None
-    revision: str | None = None
+    ready: Ready
+    model: str | None
+    revision: str | None
+    fused: bool  # an adapter is fused into them at load
+
+    @property
+    def adapter(self) -> str:
+        """What tells the hash of the adapter."""
+        return "the hash of the adapter" if self.fused else f"the adapter hash in {READY_FILE}"
 
 
 def resolve_temperature(
@@ -109,11 +116,13 @@ def resolve_temperature(
     revision: str | None = None,
     temperature: float | None = None,
     allow_uncalibrated: bool = False,
+    adapter_sha256: str | None = None,
+    fingerprint: str | None = None,
 ) -> Temperature:
     """Decide the temperature of a checkpoint, and say why.
 
-    What lies beside the weights beats what the caller says. An adapter hash decides alone:
-    one that is in no table means the default, whatever model id comes with it.
+    What lies beside the weights beats what the caller says of them. An adapter hash decides
+    alone: one that is in no table means the default, whatever model id comes with it.
     `base_model` and `base_revision` in READY.json never select.
 
     Args:
@@ -122,6 +131,10 @@ def resolve_temperature(
         revision: Its full commit hash; a short one never matches.
         temperature: A value that overrides the checkpoint's own.
         allow_uncalibrated: Permit `temperature=1.0` where a transferred one is known.
+        adapter_sha256: Of an adapter that is fused into the weights at load. The names in
+            READY.json are about the weights without it, and are not asked then.
+        fingerprint: Of the checkpoint, adapter included: a stored temperature that was fitted
+            on another one is not followed. None takes the file at its word.
 
     Returns:
         The temperature. Its warning, if any, is logged too, once in a process.
@@ -132,33 +145,56 @@ def resolve_temperature(
     """
     given = None if temperature is None else validate_temperature(temperature)
     ready = Ready() if folder is None else read_ready(Path(folder))
-    model, commit = _identity(ready, model_id, revision)
-    release, recognised_by = _recognise(ready, model, commit)
-    if given is None:
-        resolved = _own_temperature(release, recognised_by, ready, model, commit)
-    else:
+    known = _identity(ready, model_id, revision, adapter_sha256)
+    release, recognised_by = _recognise(known)
+    stored, stale = _stored(ready, fingerprint, fused=known.fused)
+    resolved = own = stored or _own_temperature(release, recognised_by, known)
+    if given is not None:
         if (
             release is not None
             and release.kind == TemperatureKind.TRANSFERRED
-            and given == 1.0
+            and given == 1.0 != own.value
             and not allow_uncalibrated
         ):
             raise TemperatureError(
                 f"temperature must not be 1.0 for {release.title}, whose scores need "
-                f"{release.value}, unless allow_uncalibrated is set",
-                hint=f"leave the temperature out to use {release.value}, or pass "
+                f"{own.value}, unless allow_uncalibrated is set",
+                hint=f"leave the temperature out to use {own.value}, or pass "
                 "allow_uncalibrated to see unscaled scores on purpose",
             )
         resolved = Temperature(given, TemperatureKind.EXPLICIT, "given by the caller")
+    settled = given is not None or stored is not None
     warnings = [
-        *_near_misses(release, ready, model, commit, chosen=given is not None),
-        *_contradictions(release, ready, model_id, revision),
+        *([stale] if stale and given is None else []),
+        *_near_misses(release, known, settled=settled),
+        *_contradictions(release, known, model_id, revision),
     ]
     if not warnings:
         return resolved
     warning = "; ".join(warnings)
     _warn_once(resolved.value, resolved.kind, warning)
-    return Temperature(resolved.value, resolved.kind, resolved.source, warning)
+    return replace(resolved, warning=warning)
+
+
+def transferred(temperature: Temperature, why: str, *, to_stored: bool = True) -> Temperature:
+    """Mark a fitted temperature as used on something that it was not fitted on.
+
+    Args:
+        temperature: Of any kind; only a fitted one changes.
+        why: What is different, such as `these weights are packed`.
+        to_stored: Whether that holds for one of our own calibration too. It was fitted on
+            these files as they are, so that how they are quantized is no difference.
+    """
+    if temperature.kind != TemperatureKind.FITTED or (temperature.stored and not to_stored):
+        return temperature
+    source = f"{temperature.source}; {why}, so it is transferred, not fitted"
+    return replace(temperature, kind=TemperatureKind.TRANSFERRED, source=source, stored=False)
+
+
+def release_of(adapter_sha256: str) -> str | None:
+    """Name the published release that an adapter belongs to, None where it is none."""
+    titles = {release.adapter_sha256: release.title for release in _RELEASES}
+    return titles.get(adapter_sha256.lower())
 
 
 @lru_cache
@@ -222,24 +258,25 @@ def softmax(logits: Sequence[float], temperature: float) -> tuple[float, ...]:
 
 
 def _identity(
-    ready: Ready, model_id: str | None, revision: str | None
-) -> tuple[str | None, str | None]:
+    ready: Ready, model_id: str | None, revision: str | None, adapter_sha256: str | None
+) -> _Identity:
     """Combine READY.json's names with the caller's, the file's first."""
+    if adapter_sha256 is not None:
+        return _Identity(Ready(adapter_sha256.lower()), model_id, revision, fused=True)
     if ready.model is None:
-        return model_id, ready.revision or revision
+        return _Identity(ready, model_id, ready.revision or revision, fused=False)
     # The caller's revision is one of the caller's model, so it cannot complete another's name.
     same_model = model_id is None or model_id == ready.model
-    return ready.model, ready.revision or (revision if same_model else None)
+    commit = ready.revision or (revision if same_model else None)
+    return _Identity(ready, ready.model, commit, fused=False)
 
 
-def _recognise(
-    ready: Ready, model: str | None, revision: str | None
-) -> tuple[_Release | None, str]:
+def _recognise(known: _Identity) -> tuple[_Release | None, str]:
     """Find the release that this checkpoint is, and what told so."""
-    if ready.adapter_sha256 is not None:
+    if known.ready.adapter_sha256 is not None:
         by_adapter = {release.adapter_sha256: release for release in _RELEASES}
-        return by_adapter.get(ready.adapter_sha256), f"the adapter hash in {READY_FILE}"
-    release = _named(model, revision)
+        return by_adapter.get(known.ready.adapter_sha256), known.adapter
+    release = _named(known.model, known.revision)
     any_revision = release is not None and release.revision is None
     return release, "its model id" if any_revision else "its model id and revision"
 
@@ -251,13 +288,27 @@ def _named(model: str | None, revision: str | None) -> _Release | None:
     return None
 
 
-def _own_temperature(
-    release: _Release | None,
-    recognised_by: str,
-    ready: Ready,
-    model: str | None,
-    revision: str | None,
-) -> Temperature:
+def _stored(
+    ready: Ready, fingerprint: str | None, *, fused: bool
+) -> tuple[Temperature | None, str | None]:
+    """Return what our calibration stored, or what speaks against following it."""
+    entry = ready.temperature
+    if entry is None:
+        return None, None
+    if fingerprint != entry.fingerprint and (fingerprint is not None or fused):
+        return None, (
+            f"the temperature {entry.value} in {READY_FILE} was fitted on other files "
+            f"(fingerprint {quoted(entry.fingerprint[:12])[1:-1]}…) than these, so it is not "
+            "followed; calibrate again"
+        )
+    source = (
+        f"fitted on {quoted(entry.fitted_on)[1:-1]} at {entry.fitted_at:%Y-%m-%d %H:%M %Z}, "
+        f"stored in {READY_FILE}"
+    )
+    return Temperature(entry.value, TemperatureKind.FITTED, source, stored=True), None
+
+
+def _own_temperature(release: _Release | None, recognised_by: str, known: _Identity) -> Temperature:
     if release is not None:
         how = {
             TemperatureKind.FITTED: f"fitted on {release.title}",
@@ -266,66 +317,62 @@ def _own_temperature(
             TemperatureKind.UNFITTED: f"none: {release.title} was released without one",
         }[release.kind]
         return Temperature(release.value, release.kind, f"{how}; recognised by {recognised_by}")
-    if ready.adapter_sha256 is not None:
-        what = f"the adapter {ready.adapter_sha256[:12]}…"
-    elif model is None:
+    if known.ready.adapter_sha256 is not None:
+        what = f"the adapter {known.ready.adapter_sha256[:12]}…"
+    elif known.model is None:
         what = "a checkpoint without a model id"
     else:
-        what = quoted(model) + ("" if revision is None else f" at revision {quoted(revision)}")
+        at = "" if known.revision is None else f" at revision {quoted(known.revision)}"
+        what = quoted(known.model) + at
     return Temperature(1.0, TemperatureKind.DEFAULT, f"default: no temperature is known for {what}")
 
 
-def _near_misses(
-    release: _Release | None,
-    ready: Ready,
-    model: str | None,
-    revision: str | None,
-    *,
-    chosen: bool,
-) -> list[str]:
-    """Say which name almost selects a temperature; `chosen` when the caller gave one."""
-    if release is not None or ready.adapter_sha256 is not None or model is None:
+def _near_misses(release: _Release | None, known: _Identity, *, settled: bool) -> list[str]:
+    """Say which name almost selects a temperature; `settled` when one is given or stored."""
+    model, revision = known.model, known.revision
+    if release is not None or known.ready.adapter_sha256 is not None or model is None:
         return []
-    for known in _RELEASES:
-        if known.model_id is None or _folded(model) != _folded(known.model_id):
+    for close in _RELEASES:
+        if close.model_id is None or _folded(model) != _folded(close.model_id):
             continue
         found: list[str] = []
-        if model != known.model_id:
+        if model != close.model_id:
             found.append(
-                f"model id {quoted(model)} differs from {quoted(known.model_id)} in letter case "
-                f"or space, so it does not select T={known.value}"
+                f"model id {quoted(model)} differs from {quoted(close.model_id)} in letter case "
+                f"or space, so it does not select T={close.value}"
             )
-        if known.revision is not None and revision != known.revision:
-            found.extend(_near_revision(known.revision, known.value, revision, chosen=chosen))
+        if close.revision is not None and revision != close.revision:
+            found.extend(_near_revision(close.revision, close.value, revision, settled=settled))
         return found
     return []
 
 
-def _near_revision(known: str, value: float, revision: str | None, *, chosen: bool) -> list[str]:
+def _near_revision(known: str, value: float, revision: str | None, *, settled: bool) -> list[str]:
     """Compare a revision that is not `known`; another full revision is no mistake."""
     needs = f"only the full 40-character revision {known} selects T={value}"
     if revision is None or not _folded(revision):
-        return [] if chosen else [f"no revision is given, {needs}"]
+        return [] if settled else [f"no revision is given, {needs}"]
     if _folded(revision) == known:
         came = f"revision {quoted(revision)} differs in letter case or space"
         return [f"{came}, {needs}"]
     if len(_folded(revision)) >= 4 and known.startswith(_folded(revision)):
         return [f"revision {quoted(revision)} is short, {needs}"]
-    if chosen or re.fullmatch("[0-9a-f]{40}", _folded(revision)):
+    if settled or re.fullmatch("[0-9a-f]{40}", _folded(revision)):
         return []
     return [f"revision {quoted(revision)} is not a commit hash, {needs}"]
 
 
 def _contradictions(
-    release: _Release | None, ready: Ready, model_id: str | None, revision: str | None
+    release: _Release | None, known: _Identity, model_id: str | None, revision: str | None
 ) -> list[str]:
-    """Say when the caller's names are overruled by READY.json."""
+    """Say when the caller's names are overruled by what lies beside the weights."""
+    ready = known.ready
     if ready.adapter_sha256 is not None:
         claimed = _named(ready.model or model_id, ready.revision or revision)
         if claimed is None or claimed == release:
             return []
         return [
-            f"the adapter hash in {READY_FILE} is not that of {claimed.title}, "
+            f"{known.adapter} is not that of {claimed.title}, "
             f"so the names that say so are not followed"
         ]
     pairs = (("model id", model_id, ready.model), ("revision", revision, ready.revision))
@@ -338,52 +385,3 @@ def _contradictions(
 
 def _folded(text: str) -> str:
     return text.strip().casefold()
-
-
-def read_ready(folder: Path) -> Ready:
-    """Read READY.json of a checkpoint folder; an absent file says nothing."""
-    path = folder / READY_FILE
-    where = quoted(str(path), limit=200)[1:-1]
-    hint = f"restore {READY_FILE} from the release, or remove it to use the default temperature"
-    try:
-        if not folder.is_dir():
-            raise TemperatureError(
-                f"the checkpoint must be a folder, got {quoted(str(folder), limit=200)}",
-                hint="give the folder that holds config.json and the weights",
-            )
-        data = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_once)
-    except FileNotFoundError:
-        return Ready()
-    except json.JSONDecodeError as error:
-        raise TemperatureError(
-            f"{where} must be JSON, got at line {error.lineno}, column {error.colno}: {error.msg}",
-            hint=hint,
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise TemperatureError(
-            f"{where} must be a readable UTF-8 JSON file, got: {reason}", hint=hint
-        ) from error
-    if not isinstance(data, dict):
-        raise TemperatureError(f"{where} must hold a JSON object, got {shown(data)}", hint=hint)
-    adapter = data.get("adapter_sha256")
-    if adapter is not None:
-        if not isinstance(adapter, str) or not re.fullmatch("[0-9a-fA-F]{64}", adapter):
-            raise TemperatureError(
-                f'{where}: "adapter_sha256" must be 64 hex digits, got {shown(adapter)}', hint=hint
-            )
-        adapter = adapter.lower()
-    for key in ("model", "revision"):
-        value = data.get(key)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise TemperatureError(
-                f'{where}: "{key}" must be a text that is not blank, got {shown(value)}', hint=hint
-            )
-    return Ready(adapter, data.get("model"), data.get("revision"))
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key that came twice")
-    return made

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weighbridge.tasks.questions import read_schema
     from weighbridge.tasks.recording import Run, record_batch, recorded_run
     from weighbridge.tasks.schema import validate_schema
-    from weighbridge.tasks.scorers import ScorerSpec, open_scorer
+    from weighbridge.tasks.scorers import ScorerSpec, open_scorer, pinned
     from weighbridge.tasks.scoring import score_batch
     from weighbridge.tasks.settings import Settings, load_settings
     from weighbridge.tasks.sources import BadRecord, Document, read_documents
@@ -40,6 +40,7 @@ _MODULES = {
     "TaskError": "errors",
     "load_settings": "settings",
     "open_scorer": "scorers",
+    "pinned": "scorers",
     "read_documents": "sources",
     "read_schema": "questions",
     "record_batch": "recording",
@@ -62,6 +63,7 @@ __all__ = [
     "TaskError",
     "load_settings",
     "open_scorer",
+    "pinned",
     "read_documents",
     "read_schema",
     "record_batch",

@@ -1,33 +1,141 @@
-"""Which checkpoint a setting names. A leaf: knows no Prefect."""
+"""Which checkpoint and adapter a name or a setting means. A leaf: knows no Prefect."""
 
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from weighbridge.scorer.embedded import embedded_path
 from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.hub import parse_hub_id, resolve_hub_id
+from weighbridge.scorer.hub_cache import HubId
 from weighbridge.tasks.settings import Settings
 
+logger = logging.getLogger(__name__)
 
-def checkpoint_folder(checkpoint: str | None, settings: Settings) -> Path:
-    """Return the folder of a checkpoint: as named, as set, else the embedded one.
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The files that a name means at the moment.
+
+    Attributes:
+        folder: Where they are.
+        name: A name that means the same files tomorrow: the path, or `org/name@commit`.
+        model_id: From the caller, else the hub id.
+        revision: From the caller, else the commit of the hub id.
+    """
+
+    folder: Path
+    name: str
+    model_id: str | None = None
+    revision: str | None = None
+
+
+def resolve_checkpoint(
+    checkpoint: str | None,
+    settings: Settings,
+    *,
+    model_id: str | None = None,
+    revision: str | None = None,
+    say: Say = logger.info,
+) -> Named:
+    """Find a checkpoint: as named, as set, else the embedded one. May fetch a hub id.
+
+    Args:
+        checkpoint: A folder, or a hub id as `org/name` or `org/name@revision`; None takes
+            the setting.
+        settings: Of this process.
+        model_id: What the caller says of the weights.
+        revision: Likewise; for a hub id it is the revision to fetch.
+        say: Told in a sentence what is fetched.
 
     Raises:
-        CheckpointError: None is named and the embedded one is not built yet.
+        CheckpointError: It cannot be fetched, or none is named and the embedded one is not
+            built yet.
     """
     named = checkpoint or settings.checkpoint
-    if named:
-        try:
-            return Path(named).expanduser()
-        except RuntimeError:  # `~name` of nobody here, which is refused as no folder
-            return Path(named)
-    embedded = embedded_path(settings.cache)
-    if embedded is None:
-        raise CheckpointError(
-            "a checkpoint must be named or the embedded one built, got neither",
-            hint="build it once with: weighbridge checkpoint demo",
-        )
-    return embedded
+    if not named:
+        embedded = embedded_path(settings.cache)
+        if embedded is None:
+            raise CheckpointError(
+                "a checkpoint must be named or the embedded one built, got neither",
+                hint="build it once with: weighbridge checkpoint demo",
+            )
+        return Named(embedded, str(embedded), model_id, revision)
+    hub_id = _hub_id(named)
+    if hub_id is None:
+        return Named(_path(named), named, model_id, revision)
+    # Of another model than the one on the hub, such as a copy's origin, it tells nothing about
+    # what to fetch.
+    own = model_id in (None, hub_id.repo)
+    if own and revision is not None:
+        if hub_id.revision not in (None, revision):
+            raise CheckpointError(
+                f"a checkpoint must have one revision, got {hub_id.revision!r:.80} in its name "
+                f"and {revision!r:.80} beside it",
+                hint="leave one of them out",
+            )
+        hub_id = HubId(hub_id.repo, revision)
+    found = resolve_hub_id(hub_id, say=say)
+    return Named(
+        found.folder,
+        f"{found.repo}@{found.commit}",
+        model_id or found.repo,
+        found.commit if own else revision,
+    )
+
+
+def resolve_adapter(
+    adapter: str | None, checkpoint: str | None, settings: Settings, *, say: Say = logger.info
+) -> Named | None:
+    """Find the adapter of a checkpoint. May fetch a hub id.
+
+    The setting is that of the checkpoint in the settings: one that is named brings no
+    adapter but the one that is named with it.
+
+    Args:
+        adapter: A folder or a hub id; None takes the setting where `checkpoint` does.
+        checkpoint: What is named beside it.
+        settings: Of this process.
+        say: Told in a sentence what is fetched.
+
+    Raises:
+        CheckpointError: It cannot be fetched.
+    """
+    named = adapter or (None if checkpoint else settings.adapter)
+    if not named:
+        return None
+    hub_id = _hub_id(named)
+    if hub_id is None:
+        return Named(_path(named), named)
+    found = resolve_hub_id(hub_id, say=say)
+    return Named(found.folder, f"{found.repo}@{found.commit}")
+
+
+def on_hub(named: str) -> bool:
+    """Whether a name is a hub id: it looks like one, and there is no such path here."""
+    return _hub_id(named) is not None
 
 
 def hash_cache(settings: Settings) -> Path:
     """Return the file that keeps hashes of weight files."""
     return settings.cache / "hashes.json"
+
+
+def _hub_id(named: str) -> HubId | None:
+    """Return the hub id that a name is, None for a path; what is there is a path."""
+    try:
+        if _path(named).exists():
+            return None
+    except (OSError, ValueError):  # a name that no path can have
+        return None
+    return parse_hub_id(named)
+
+
+def _path(named: str) -> Path:
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:  # `~name` of nobody here, which is refused as no folder
+        return Path(named)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weighbridge.scorer.memory import weight_bytes
 from weighbridge.scorer.resident import release_checkpoints
 from weighbridge.tasks.lease import lease_wanted, release_lease, take_lease
 from weighbridge.tasks.scorers import ScorerSpec, open_scorer
@@ -47,7 +46,7 @@ def load_scorer(spec: ScorerSpec, *, say: Callable[[str], None]) -> Loaded:
     return Loaded(
         name=scorer.info.name,
         seconds=time.perf_counter() - started,
-        bytes=weight_bytes(scorer.info.folder, scorer.dtype),
+        bytes=scorer.weight_bytes,
         backend=scorer.backend,
     )
 

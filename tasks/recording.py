@@ -26,7 +26,7 @@ from weighbridge.scorer.temperature import Temperature
 from weighbridge.tasks.convert import batch_record
 from weighbridge.tasks.errors import ResultRefused
 from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches
-from weighbridge.tasks.scorers import ScorerSpec, open_scorer
+from weighbridge.tasks.scorers import ScorerSpec, open_scorer, pinned
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import BadRecord, Document
 from weighbridge.tasks.stopping import Stopped
@@ -110,7 +110,8 @@ def recorded_run(
         SchemaError: The schema does not fit its tokenizer.
         StoreError: The store cannot be opened or written.
     """
-    opened = open_scorer(scorer)
+    files = pinned(scorer)
+    opened = open_scorer(files)
     opened.plans(schema)  # what does not fit is told before there is a run
     key = opened.key(schema)
     url = database_url or load_settings().database_url
@@ -144,6 +145,8 @@ def recorded_run(
                 store_text=store_text,
                 rescore=rescore,
                 permutations=opened.permutations,
+                checkpoint_source=" + ".join(filter(None, (files.checkpoint, files.adapter))),
+                accepted_prompt_sha256=_accepted_prompt(opened.info),
             )
         )
         run = Run(
@@ -194,6 +197,10 @@ def _checkpoint_row(info: CheckpointInfo) -> CheckpointRow:
 
 def _contract(info: CheckpointInfo) -> str | None:
     return info.contract.task if info.contract else None
+
+
+def _accepted_prompt(info: CheckpointInfo) -> str | None:
+    return info.contract.accepted_sha256 if info.contract else None
 
 
 def _batch_name() -> str:

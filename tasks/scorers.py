@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from weighbridge.scorer.memory import weight_bytes
 from weighbridge.scorer.parallel_scorer import ParallelScorer
-from weighbridge.tasks.checkpoints import checkpoint_folder, hash_cache
+from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
 from weighbridge.tasks.lease import take_lease
 from weighbridge.tasks.settings import Settings, load_settings
 
@@ -21,12 +20,16 @@ class ScorerSpec(BaseModel):
     """Which scorer a task uses: names and numbers, never the model itself.
 
     Attributes:
-        checkpoint: A checkpoint folder; None takes the setting, else the
-            embedded checkpoint.
-        model_id: Its model id, for the temperature policy.
-        revision: Its full revision, likewise.
+        checkpoint: A checkpoint folder, or a hub id as `org/name` or
+            `org/name@revision`; None takes the setting, else the embedded checkpoint.
+        adapter: A folder or hub id of a LoRA adapter that is fused into the weights at
+            load. None takes the setting where `checkpoint` does.
+        model_id: Its model id, for the temperature policy; a hub id brings its own.
+        revision: Its full revision, likewise; of a hub id it is what is fetched.
         temperature: Overrides the policy.
         allow_uncalibrated: Consent to 1.0 where the policy refuses it.
+        accept_prompt: Consent to a system text that is not the one the checkpoint was
+            trained with; the run records its hash.
         max_input_tokens: Most tokens of a prompt; None takes the checkpoint's.
         layout: `schema-first` or `context-first`; None takes the checkpoint's.
         encoding: `labels` or `codes`; None takes the checkpoint's.
@@ -38,10 +41,12 @@ class ScorerSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     checkpoint: str | None = None
+    adapter: str | None = None
     model_id: str | None = None
     revision: str | None = None
     temperature: float | None = None
     allow_uncalibrated: bool = False
+    accept_prompt: bool = False
     max_input_tokens: int | None = None
     layout: str | None = None
     encoding: str | None = None
@@ -61,27 +66,63 @@ def open_scorer(
     Args:
         spec: Which scorer.
         settings: Of this process; None reads them.
-        say: Told in a sentence what is loaded, and if the accelerator has to be waited for.
+        say: Told in a sentence what is fetched or loaded, and if the accelerator has to be
+            waited for.
 
     Raises:
-        CheckpointError: There is no such checkpoint.
+        CheckpointError: There is no such checkpoint, or it cannot be fetched.
         TemperatureError: The temperature cannot be used.
         ScorerError: A number or name of the spec is not one that is allowed.
     """
     settings = settings or load_settings()
     lease = settings.lease
+    named = resolve_checkpoint(
+        spec.checkpoint, settings, model_id=spec.model_id, revision=spec.revision, say=say
+    )
+    adapter = resolve_adapter(spec.adapter, spec.checkpoint, settings, say=say)
     return ParallelScorer(
-        checkpoint_folder(spec.checkpoint, settings),
-        model_id=spec.model_id,
-        revision=spec.revision,
+        named.folder,
+        adapter=adapter and adapter.folder,
+        model_id=named.model_id,
+        revision=named.revision,
         temperature=spec.temperature,
         allow_uncalibrated=spec.allow_uncalibrated,
+        accept_prompt=spec.accept_prompt,
         max_input_tokens=spec.max_input_tokens,
         layout=spec.layout,
         encoding=spec.encoding,
         permutations=spec.permutations,
         hash_cache=hash_cache(settings),
         loading=lambda scorer: _loading(scorer, lease, say),
+    )
+
+
+def pinned(
+    spec: ScorerSpec,
+    settings: Settings | None = None,
+    *,
+    say: Callable[[str], None] = logger.info,
+) -> ScorerSpec:
+    """Return a spec whose hub ids name commits, fetched if they are not there yet.
+
+    A branch of a hub may move while a run goes on, and is asked for over the network: pin a
+    spec once, then use it for all batches. Folders stay as they are.
+
+    Raises:
+        CheckpointError: A hub id cannot be fetched.
+    """
+    settings = settings or load_settings()
+    named = resolve_checkpoint(
+        spec.checkpoint, settings, model_id=spec.model_id, revision=spec.revision, say=say
+    )
+    adapter = resolve_adapter(spec.adapter, spec.checkpoint, settings, say=say)
+    return spec.model_copy(
+        update={
+            "checkpoint": named.name,
+            "adapter": adapter and adapter.name,
+            "model_id": named.model_id,
+            "revision": named.revision,
+        }
     )
 
 
@@ -93,5 +134,5 @@ def _loading(scorer: ParallelScorer, lease: Path, say: Callable[[str], None]) ->
     yield
     say(
         f"loaded {scorer.info.name} in {time.perf_counter() - started:.1f} s: "
-        f"{weight_bytes(scorer.info.folder, scorer.dtype) / 2**30:.2f} GiB, {scorer.backend}"
+        f"{scorer.weight_bytes / 2**30:.2f} GiB, {scorer.backend}"
     )

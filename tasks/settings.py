@@ -34,7 +34,8 @@ DEFAULT = "default"
 
 _RULES = {
     "database_url": "a database URL such as sqlite:///answers.db, or the path of a SQLite file",
-    "checkpoint": "a checkpoint folder",
+    "checkpoint": "a checkpoint folder or a hub id",
+    "adapter": "an adapter's folder or a hub id",
     "cache": "a folder",
     "lease": "the path of a file",
     "allow_remote_api": "true or false",
@@ -47,7 +48,8 @@ class Settings(BaseSettings):
     Attributes:
         database_url: Where the answers are kept, as a database URL. A path is
             accepted too; a relative one starts at the current folder.
-        checkpoint: Folder of the model; None means the embedded one.
+        checkpoint: Folder or hub id of the model; None means the embedded one.
+        adapter: Folder or hub id of a LoRA adapter of that checkpoint.
         cache: Folder for what can be made again: the embedded checkpoint, logs.
         lease: File whose lock lets one process of this machine hold a model.
         allow_remote_api: Consent to report runs to a Prefect API that is not
@@ -67,7 +69,12 @@ class Settings(BaseSettings):
     checkpoint: str | None = Field(
         default=None,
         title="the embedded model",
-        description="a checkpoint folder; also `--checkpoint`",
+        description="a checkpoint folder or a hub id; also `--checkpoint`",
+    )
+    adapter: str | None = Field(
+        default=None,
+        title="none",
+        description="an adapter's folder or hub id, for that checkpoint; also `--adapter`",
     )
     cache: Path = Field(
         default_factory=lambda: user_folder("cache"),
@@ -105,7 +112,7 @@ class Settings(BaseSettings):
     def _absolute_url(cls, value: str) -> str:
         return as_database_url(value)
 
-    @field_validator("checkpoint")
+    @field_validator("checkpoint", "adapter")
     @classmethod
     def _expanded(cls, value: str | None) -> str | None:
         if value is None:
@@ -121,12 +128,17 @@ class Settings(BaseSettings):
     def from_layers(cls, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Self:
         """Merge named layers of raw values, the first layer winning.
 
+        An adapter counts only with the checkpoint of its layer or of a later one.
+
         Raises:
             SettingsError: A key is unknown or a value has the wrong type.
         """
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for layer, found in reversed(layers):
+            if "checkpoint" in found:
+                values.pop("adapter", None)  # that of a checkpoint which does not count
+                origins.pop("adapter", None)
             for name, value in found.items():
                 values[name] = value
                 origins[name] = f"{ENV_PREFIX}{name.upper()}" if layer == ENV_PREFIX else layer
@@ -156,6 +168,7 @@ def load_settings(
     *,
     database_url: str | None = None,
     checkpoint: str | None = None,
+    adapter: str | None = None,
     cache: Path | None = None,
     allow_remote_api: bool | None = None,
 ) -> Settings:
@@ -164,6 +177,7 @@ def load_settings(
     Args:
         database_url: The option's value, a URL or a path; None when not given.
         checkpoint: The same for the checkpoint.
+        adapter: The same for its adapter.
         cache: The same for the cache folder.
         allow_remote_api: The same for the consent.
 
@@ -174,6 +188,7 @@ def load_settings(
     options = {
         "database_url": database_url,
         "checkpoint": checkpoint,
+        "adapter": adapter,
         "cache": cache,
         "allow_remote_api": allow_remote_api,
     }

@@ -4,10 +4,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from weighbridge.scorer.temperature import Temperature
-from weighbridge.scorer.temperature import resolve_temperature as resolve
-from weighbridge.tasks.checkpoints import checkpoint_folder
-from weighbridge.tasks.scorers import ScorerSpec
-from weighbridge.tasks.settings import load_settings
+from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="resolve temperature")
@@ -21,14 +18,8 @@ def resolve_temperature(scorer: ScorerSpec) -> Temperature:
         CheckpointError: There is no such checkpoint.
         TemperatureError: The temperature is refused, or READY.json cannot be trusted.
     """
-    temperature = resolve(
-        checkpoint_folder(scorer.checkpoint, load_settings()),
-        model_id=scorer.model_id,
-        revision=scorer.revision,
-        temperature=scorer.temperature,
-        allow_uncalibrated=scorer.allow_uncalibrated,
-    )
     logger = get_run_logger()
+    temperature = open_scorer(scorer, say=logger.info).temperature
     logger.info("temperature %s (%s)", temperature.value, temperature.source)
     if temperature.warning:
         logger.warning("%s", temperature.warning)

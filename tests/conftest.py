@@ -2,10 +2,12 @@
 
 import os
 import runpy
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,18 @@ import pytest  # noqa: E402
 
 CASES = TESTS / "cases"
 CACHE = Path(os.environ.get("WEIGHBRIDGE_CACHE", "")) if "WEIGHBRIDGE_CACHE" in os.environ else None
+
+
+@contextmanager
+def held(database: Path) -> Iterator[None]:
+    """Keep every other process from writing to a store, so that no run can go on or end.
+
+    However fast the machine is, what is acted on in here is in its middle. A writer waits
+    for a minute at most: be done by then.
+    """
+    with closing(sqlite3.connect(database, timeout=120, isolation_level=None)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +63,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from prefect.testing.utilities import prefect_test_harness
 
     with (
-        prefect_test_harness(server_startup_timeout=120),
+        prefect_test_harness(server_startup_timeout=300),
         # A sync flow otherwise waits up to a second at its end for a heartbeat.
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):

@@ -8,12 +8,13 @@ from weighbridge.deployments.console import print_hint, print_json, print_note
 from weighbridge.deployments.report import print_closing
 
 _LISTED = 20
+_OF_THE_FIRST = ("adapter", "model_id", "revision")
 
 
 def against_request(request: dict[str, Any], checkpoint: str) -> dict[str, Any]:
-    """Ask the same of another checkpoint; model id and revision are the first one's."""
+    """Ask the same of another checkpoint."""
     print_note(f"now with {checkpoint}")
-    return {**request, "checkpoint": checkpoint, "model_id": None, "revision": None}
+    return {**request, "checkpoint": checkpoint, **dict.fromkeys(_OF_THE_FIRST)}
 
 
 def report_against(

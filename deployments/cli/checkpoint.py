@@ -1,11 +1,15 @@
-"""Commands on checkpoints: what a folder holds, and building the embedded one."""
+"""Commands on checkpoints: what one is, and building the embedded one."""
 
-from typing import Annotated
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weighbridge.deployments.cli.checkpoint_files import fuse, verify
 from weighbridge.deployments.cli.options import JsonOption
 from weighbridge.deployments.console import (
+    answer_console,
     print_answer,
     print_hint,
     print_json,
@@ -13,8 +17,12 @@ from weighbridge.deployments.console import (
     print_pairs,
 )
 
+if TYPE_CHECKING:
+    from weighbridge.scorer.checkpoint import CheckpointInfo
+    from weighbridge.scorer.temperature import Temperature
+
 checkpoint_app = typer.Typer(
-    help="Checkpoints: what they are, and the embedded one.",
+    help="Checkpoints: what they are, whether they are whole, and merging adapters.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -22,16 +30,54 @@ checkpoint_app = typer.Typer(
 
 @checkpoint_app.command("info")
 def info(
-    folder: Annotated[
+    checkpoint: Annotated[
         str | None,
-        typer.Argument(metavar="FOLDER", help="A checkpoint; by default the one in the settings."),
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A folder, or a hub id as org/name or org/name@revision; the setting if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter",
+            metavar="FOLDER",
+            help="A LoRA adapter to be fused into it.",
+            show_default=False,
+        ),
     ] = None,
     model_id: Annotated[
-        str | None, typer.Option("--model-id", help="Hub id the weights came from.")
+        str | None,
+        typer.Option(
+            "--model-id", metavar="ID", help="Hub id the weights came from.", show_default=False
+        ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Full revision of that id.")
+        str | None,
+        typer.Option(
+            "--revision", metavar="COMMIT", help="Full revision of that id.", show_default=False
+        ),
     ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="T", help="Show what this temperature would be taken for.", show_default=False
+        ),
+    ] = None,
+    allow_uncalibrated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-uncalibrated", help="Consent to temperature 1 where the policy refuses it."
+        ),
+    ] = False,
+    accept_prompt: Annotated[
+        bool,
+        typer.Option(
+            "--accept-prompt",
+            help="Consent to a system text that is not the one the model was trained with.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Describe a checkpoint and its temperature, without loading the weights.
@@ -39,19 +85,42 @@ def info(
     Example: weighbridge checkpoint info ~/models/nimble-9b
     """
     from weighbridge.scorer.checkpoint import inspect_checkpoint
-    from weighbridge.scorer.temperature import resolve_temperature
-    from weighbridge.tasks.checkpoints import checkpoint_folder, hash_cache
+    from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
+    from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
     from weighbridge.tasks.settings import load_settings
 
-    settings = load_settings(checkpoint=folder)
-    described = inspect_checkpoint(
-        checkpoint_folder(None, settings),
-        model_id=model_id,
-        revision=revision,
-        hash_cache=hash_cache(settings),
+    settings = load_settings(checkpoint=checkpoint, adapter=adapter)
+    named = resolve_checkpoint(
+        checkpoint, settings, model_id=model_id, revision=revision, say=print_note
     )
-    temperature = resolve_temperature(described.folder, model_id=model_id, revision=revision)
-    values = {
+    fused = resolve_adapter(adapter, checkpoint, settings, say=print_note)
+    described = inspect_checkpoint(
+        named.folder,
+        adapter=fused and fused.folder,
+        model_id=named.model_id,
+        revision=named.revision,
+        hash_cache=hash_cache(settings),
+        accept_prompt=accept_prompt,
+    )
+    resolved = checkpoint_temperature(
+        described, temperature=temperature, allow_uncalibrated=allow_uncalibrated
+    )
+    if as_json:
+        print_json(_values(described, resolved))
+    else:
+        print_pairs(_folded(_pairs(_values(described, resolved))))
+    if resolved.warning:
+        print_hint(resolved.warning)
+
+
+def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str, Any]:
+    from weighbridge.scorer.ready import read_ready
+
+    contract, adapter = described.contract, described.adapter
+    ready = read_ready(described.folder)
+    base_model = ready.base_model or (contract.model if contract else None)
+    base_revision = ready.base_revision or (contract.revision if contract else None)
+    return {
         "fingerprint": described.fingerprint,
         "model_id": described.model_id,
         "revision": described.revision,
@@ -59,20 +128,70 @@ def info(
         "dtype": described.dtype,
         "quantization": described.quantization,
         "adapter_sha256": described.adapter_sha256,
-        "contract": described.contract.task if described.contract else None,
+        "contract": contract.task if contract else None,
         "layout": str(described.layout),
         "encoding": str(described.encoding),
         "max_input_tokens": described.max_input_tokens,
         "temperature": temperature.value,
         "temperature_kind": str(temperature.kind),
+        "temperature_source": temperature.source,
+        "folder": str(described.folder),
+        "adapter": adapter.description if adapter else None,
+        "adapter_folder": str(adapter.folder) if adapter else None,
+        "base_model": base_model,
+        "base_revision": base_revision,
+        "context_tokens": described.context_tokens,
+        "max_choices": contract.max_choices if contract else None,
+        "accepted_prompt_sha256": contract.accepted_sha256 if contract else None,
+        "warnings": [temperature.warning] if temperature.warning else [],
     }
-    if as_json:
-        print_json(values)
-    else:
-        shown = {"folder": described.folder, **values, "temperature from": temperature.source}
-        print_pairs((name, "-" if value is None else str(value)) for name, value in shown.items())
-    if temperature.warning:
-        print_hint(temperature.warning)
+
+
+def _pairs(values: dict[str, Any]) -> Sequence[tuple[str, str]]:
+    """Say the same in words; what is not there is left out, but for what people look for."""
+    accepted = values["accepted_prompt_sha256"]
+    contract = (
+        values["contract"] and f"{values['contract']}, at most {values['max_choices']} choices"
+    )
+    rows = {
+        "folder": values["folder"],
+        "fingerprint": values["fingerprint"],
+        "model": values["model_id"] or "not told",
+        "revision": values["revision"],
+        "base": _at(values["base_model"], values["base_revision"]),
+        "architecture": values["architecture"],
+        "weights": _joined(values["dtype"], values["quantization"]),
+        "adapter": values["adapter"] or (values["adapter_sha256"] and "merged into the weights"),
+        "adapter folder": values["adapter_folder"],
+        "adapter sha256": values["adapter_sha256"],
+        "contract": contract or "none: not trained on a prompt that is known",
+        "system text": accepted and "not the trained one, accepted",
+        "its sha256": accepted,
+        "prompt": f"{values['layout']}, {values['encoding']}, at most "
+        f"{values['max_input_tokens']} tokens",
+        "temperature": f"{values['temperature']} ({values['temperature_kind']})",
+        "because": values["temperature_source"],
+    }
+    return [(name, value) for name, value in rows.items() if value]
+
+
+def _folded(pairs: Sequence[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Break values into lines where a terminal would, so that they stay in their column."""
+    console = answer_console()
+    room = console.width - max(len(name) for name, _ in pairs) - 2
+    for name, value in pairs:
+        # Paths and hashes stay whole, to be copied.
+        whole: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
+        lines = textwrap.TextWrapper(max(room, 8), **whole).wrap(value) if console.is_terminal else [value]
+        yield from zip([name, *[""] * (len(lines) - 1)], lines, strict=True)
+
+
+def _at(model: str | None, revision: str | None) -> str:
+    return _joined(model, revision and f"at {revision}", by=" ")
+
+
+def _joined(*parts: str | None, by: str = ", ") -> str:
+    return by.join(part for part in parts if part)
 
 
 @checkpoint_app.command("demo")
@@ -90,3 +209,7 @@ def demo() -> None:
 
     folder = on_mlx_thread(embedded_checkpoint, load_settings().cache, print_note)
     print_answer(str(folder))
+
+
+checkpoint_app.command("verify")(verify)
+checkpoint_app.command("fuse")(fuse)

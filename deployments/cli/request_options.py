@@ -11,10 +11,11 @@ from weighbridge.deployments.cli.refusing import refused
 
 OWN_OPTION = ("documents", "schema", "output", "query", "since", "text_field", "id_field")
 OTHER_FIELDS = (
-    *("limit", "rescore", "checkpoint", "temperature", "permutations", "timezone", "format"),
-    *("source", "schema_name", "alert_rejected_share", "store_text", "database", "batch_size"),
+    *("limit", "rescore", "checkpoint", "adapter", "temperature", "permutations", "timezone"),
+    *("format", "source", "schema_name", "alert_rejected_share", "store_text", "database"),
+    "batch_size",
     *("field_batch_size", "max_input_tokens", "mode", "layout", "encoding", "model_id"),
-    *("revision", "allow_uncalibrated"),
+    *("revision", "allow_uncalibrated", "accept_prompt"),
 )
 """Fields of a `ScoreRequest` that have no option of their own here."""
 
@@ -115,7 +116,8 @@ ParameterOption = Annotated[
 
 _NAMED = {"documents": "--documents DOCS", "schema": "--schema SCHEMA"}
 # A worker runs in a folder of its own.
-_PATHS = {"checkpoint", "database", "documents", "output"}
+_PATHS = {"adapter", "checkpoint", "database", "documents", "output"}
+_MAY_BE_ON_A_HUB = {"adapter", "checkpoint"}
 
 
 def typed_request(
@@ -151,8 +153,10 @@ def typed_request(
             "and it cannot read this stdin",
             param_hint="--documents",
         )
+    from weighbridge.tasks.checkpoints import on_hub
+
     for name in _PATHS & typed.keys():
-        if isinstance(typed[name], str):
+        if isinstance(typed[name], str) and not (name in _MAY_BE_ON_A_HUB and on_hub(typed[name])):
             typed[name] = _absolute(typed[name])
     if isinstance(typed.get("schema"), str):
         typed |= _schema(typed["schema"], typed.get("schema_name"), follow=follow_schema)

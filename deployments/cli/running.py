@@ -67,9 +67,9 @@ def run_flow(
         )
     except ValidationError as error:
         raise refused(error, _option) from error
-    resolved = _check(made, settings.database_url)
+    resolved, files = _check(made, settings.database_url)
     # Written by this command, which says so and warns on the terminal.
-    made = made.model_copy(update={"output": None})
+    made = made.model_copy(update={**files, "output": None})
     set_policy(LeasePolicy(while_busy), what="weighbridge command")
     try:
         with (
@@ -135,20 +135,25 @@ def _store_setting(url: str) -> Generator[None]:
             os.environ[name] = before
 
 
-def _check(request: "ScoreRequest", database_url: str) -> "ScoreRequest":
+def _check(
+    request: "ScoreRequest", database_url: str
+) -> "tuple[ScoreRequest, dict[str, str | None]]":
     """Find in a moment what the flow would find after a server has started.
 
     Returns:
-        The request with its dates filled in.
+        The request with its dates filled in, and the fields that name its checkpoint, with
+        commits for hub ids, which are fetched.
     """
     from weighbridge.flows.delivering import check_output
     from weighbridge.flows.resolving import resolve_request
-    from weighbridge.tasks import open_scorer, read_documents, read_schema
+    from weighbridge.tasks import open_scorer, pinned, read_documents, read_schema
 
     resolved = resolve_request(request)
     check_output(resolved.request, database_url)
     read_schema(resolved.request.schema_)
-    open_scorer(request.scorer())
+    spec = request.scorer()
+    files = pinned(spec, say=print_note)
+    open_scorer(files)
     read_documents(
         resolved.request.documents,
         text_field=request.text_field,
@@ -157,7 +162,10 @@ def _check(request: "ScoreRequest", database_url: str) -> "ScoreRequest":
         query=request.query,
         parameters=resolved.parameters,
     )
-    return resolved.request
+    if not (spec.checkpoint or spec.adapter):
+        return resolved.request, {}  # the settings name both, for the flow too
+    named = ("checkpoint", "adapter", "model_id", "revision")
+    return resolved.request, {name: getattr(files, name) for name in named}
 
 
 def _option(field: str) -> str:

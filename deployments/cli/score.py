@@ -11,6 +11,8 @@ from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
 from weighbridge.deployments.cli.running import ask_store, run_flow
 from weighbridge.deployments.cli.score_options import (
+    AcceptPromptOption,
+    AdapterOption,
     CheckpointOption,
     EncodingOption,
     FormatOption,
@@ -54,11 +56,12 @@ def score(
     timezone: TimezoneOption = None,
     limit: LimitOption = None,
     checkpoint: CheckpointOption = None,
+    adapter: AdapterOption = None,
     against: Annotated[
         str | None,
         typer.Option(
             "--against",
-            metavar="FOLDER",
+            metavar="MODEL",
             help="Another checkpoint: score with it too, and compare the answers.",
             rich_help_panel=_SCORER,
             show_default=False,
@@ -75,7 +78,9 @@ def score(
     revision: Annotated[
         str | None,
         typer.Option(
-            help="Its full revision, likewise.", rich_help_panel=_SCORER, show_default=False
+            help="Its full revision, likewise; of a hub id what is fetched.",
+            rich_help_panel=_SCORER,
+            show_default=False,
         ),
     ] = None,
     temperature: Annotated[
@@ -94,6 +99,7 @@ def score(
             rich_help_panel=_SCORER,
         ),
     ] = False,
+    accept_prompt: AcceptPromptOption = False,
     max_input_tokens: MaxInputTokensOption = None,
     layout: LayoutOption = None,
     encoding: EncodingOption = None,
@@ -196,10 +202,12 @@ def score(
             "timezone": timezone,
             "limit": limit,
             "checkpoint": checkpoint,
+            "adapter": adapter,
             "model_id": model_id,
             "revision": revision,
             "temperature": temperature,
             "allow_uncalibrated": allow_uncalibrated,
+            "accept_prompt": accept_prompt,
             "max_input_tokens": max_input_tokens,
             "layout": layout,
             "encoding": encoding,

@@ -91,10 +91,31 @@ LimitOption = Annotated[
 CheckpointOption = Annotated[
     str | None,
     typer.Option(
-        metavar="FOLDER",
-        help="The model; the setting or the embedded one if left out.",
+        metavar="MODEL",
+        help="The model, a folder or org/name[@revision] of a hub; the setting or the embedded "
+        "one if left out.",
         rich_help_panel=_SCORER,
         show_default=False,
+    ),
+]
+
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="FOLDER",
+        help="A LoRA adapter (mlx or PEFT) that is fused into the model when it is loaded.",
+        rich_help_panel=_SCORER,
+        show_default=False,
+    ),
+]
+
+AcceptPromptOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-prompt",
+        help="Consent to a system text that is not the one the model was trained with.",
+        rich_help_panel=_SCORER,
     ),
 ]
 

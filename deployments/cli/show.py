@@ -173,6 +173,12 @@ def _run_lines(details: "RunDetails", flip_rate: float | None, view: str) -> lis
         ("asked", f"{run.layout}, {run.encoding}, mode {run.mode}, contract {run.contract}"),
         ("computed", run.backend if run.dtype in run.backend.split() else on_backend),
     ]
+    if run.checkpoint_source:
+        lines.insert(-3, ("from", run.checkpoint_source))
+    if run.accepted_prompt_sha256:
+        lines.append(
+            ("prompt", f"accepted, not the trained one ({run.accepted_prompt_sha256[:_STARTS]})")
+        )
     if run.permutations > 1:
         rate_text = "" if flip_rate is None else f", flip rate {flip_rate:.2f}"
         lines.append(("orders", f"{run.permutations} of the choices{rate_text}"))

@@ -13,6 +13,8 @@ from weighbridge.deployments.cli.document_file import document_file
 from weighbridge.deployments.cli.errors import ExitCode
 from weighbridge.deployments.cli.options import JsonOption
 from weighbridge.deployments.cli.score_options import (
+    AcceptPromptOption,
+    AdapterOption,
     CheckpointOption,
     EncodingOption,
     FormatOption,
@@ -67,6 +69,8 @@ def validate(
     query: QueryOption = None,
     limit: LimitOption = None,
     checkpoint: CheckpointOption = None,
+    adapter: AdapterOption = None,
+    accept_prompt: AcceptPromptOption = False,
     max_input_tokens: MaxInputTokensOption = None,
     layout: LayoutOption = None,
     encoding: EncodingOption = None,
@@ -120,6 +124,8 @@ def validate(
     scorer = open_scorer(
         ScorerSpec(
             checkpoint=checkpoint,
+            adapter=adapter,
+            accept_prompt=accept_prompt,
             # Prompts do not depend on the temperature.
             allow_uncalibrated=True,
             max_input_tokens=max_input_tokens,

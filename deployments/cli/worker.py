@@ -55,8 +55,18 @@ def start(
         str | None,
         typer.Option(
             "--checkpoint",
+            metavar="MODEL",
+            help="The model of runs that name none, loaded ahead of them: a folder or hub id; "
+            "the setting if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter",
             metavar="FOLDER",
-            help="The model of runs that name none, loaded ahead of them; the setting if left out.",
+            help="A LoRA adapter of that model: a folder or hub id.",
             show_default=False,
         ),
     ] = None,
@@ -95,10 +105,12 @@ def start(
     settings = load_settings(database_url=database, allow_remote_api=allow_remote_api or None)
     require_place(settings.database_url)
     if database is not None:
-        # Flow runs that name no store, or no checkpoint, read the setting, in this process.
+        # Flow runs that name no store, or no model, read the setting, in this process.
         os.environ["WEIGHBRIDGE_DATABASE_URL"] = settings.database_url
     if checkpoint is not None:
         os.environ["WEIGHBRIDGE_CHECKPOINT"] = checkpoint
+    if adapter is not None:
+        os.environ["WEIGHBRIDGE_ADAPTER"] = adapter
     set_policy(LeasePolicy.SHARE if anyway else LeasePolicy.WAIT, what="worker")
     quiet_prefect()
     with kept_server(allow_remote=settings.allow_remote_api, say=print_note):
@@ -112,9 +124,7 @@ def start(
         with held, _lines_on_stderr(), server_errors(f"take runs of the work pool {pool:.80}"):
             from weighbridge.deployments.worker import WeighbridgeWorker
 
-            worker = WeighbridgeWorker(
-                pool, name=name or taken, warm_up=not no_warm_up, checkpoint=checkpoint
-            )
+            worker = WeighbridgeWorker(pool, name=name or taken, warm_up=not no_warm_up)
             _run(worker, pool)
 
 

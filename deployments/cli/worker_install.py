@@ -55,9 +55,15 @@ def install(
         str | None,
         typer.Option(
             "--checkpoint",
-            metavar="FOLDER",
+            metavar="MODEL",
             help="The model of runs that name none, loaded ahead; the setting if left out.",
             show_default=False,
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter", metavar="FOLDER", help="A LoRA adapter of that model.", show_default=False
         ),
     ] = None,
     platform: Annotated[
@@ -92,9 +98,9 @@ def install(
 
     Example: weighbridge worker install --print --platform systemd
     """
-    if server and (pool or checkpoint or database or let_sleep):
+    if server and (pool or checkpoint or adapter or database or let_sleep):
         raise typer.BadParameter(
-            "takes no --pool, --checkpoint, --db or --let-sleep: these are a worker's",
+            "takes no --pool, --checkpoint, --adapter, --db or --let-sleep: these are a worker's",
             param_hint="--server",
         )
     if pool is not None and not NAME.fullmatch(pool):
@@ -117,7 +123,7 @@ def install(
         service, left_out = _server(before, api)
     else:
         service, left_out = _worker(
-            before, settings, api, pool or POOL, checkpoint, database, awake=not let_sleep
+            before, settings, api, pool or POOL, checkpoint, adapter, database, awake=not let_sleep
         )
     _write(service, manager, left_out, print_file=print_file, force=force, as_json=as_json)
     if not server and is_loopback(api):
@@ -130,6 +136,7 @@ def _worker(
     api: str,
     pool: str,
     checkpoint: str | None,
+    adapter: str | None,
     database: str | None,
     *,
     awake: bool,
@@ -152,7 +159,9 @@ def _worker(
         )
     arguments = ["--pool", pool]
     if checkpoint is not None:
-        arguments += ["--checkpoint", _folder(checkpoint)]
+        arguments += ["--checkpoint", _files(checkpoint, "checkpoint")]
+    if adapter is not None:
+        arguments += ["--adapter", _files(adapter, "adapter")]
     if database is not None:
         if has_password(settings.database_url):
             raise password_error("--db")
@@ -237,10 +246,14 @@ def _secrets(left_out: Sequence[str]) -> None:
         print_hint(f'prefect config set {name}="${name}" keeps it in your profile')
 
 
-def _folder(path: str) -> str:
-    folder = _checked(Path(path))
+def _files(name: str, what: str) -> str:
+    from weighbridge.tasks.checkpoints import on_hub
+
+    if on_hub(name):
+        return name
+    folder = _checked(Path(name))
     if not folder.is_dir():
-        raise CommandError(f"the checkpoint must be a folder, and {str(folder)!r:.200} is none")
+        raise CommandError(f"the {what} must be a folder, and {str(folder)!r:.200} is none")
     return str(folder)
 
 

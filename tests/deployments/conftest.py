@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
+from tests.conftest import held
 
 URGENT = {"urgent": {"type": "boolean", "description": "The text asks for help at once."}}
 PROGRAM = Path(sys.executable).with_name("weighbridge")
 # As a shell script starts it: in the background, where SIGINT is ignored.
 IN_BACKGROUND = '"$@" & echo $!; wait $!; echo exit $?'
+# Far longer than anything takes: a wait that ends early costs nothing, and machines stall.
+PATIENCE = 300.0
 
 
 @dataclass
@@ -39,9 +42,26 @@ class Worker:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def exit_code(self, timeout: float = 60) -> int:
+    def exit_code(self, timeout: float = PATIENCE) -> int:
         out, _ = self.shell.communicate(timeout=timeout)
         return int(out.split()[-1])
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A run in its middle.
+
+    Attributes:
+        id: Its flow run.
+        documents: The file that it reads.
+        count: How many documents there are.
+        scored: How many are recorded.
+    """
+
+    id: UUID
+    documents: Path
+    count: int
+    scored: int
 
 
 @dataclass
@@ -127,6 +147,47 @@ class Yard:
         )
         return flow_run.id
 
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the workers from writing to the store, and their runs from ending."""
+        return held(self.database)
+
+    @contextmanager
+    def caught(
+        self, name: str, count: int = 40, *, scored: int = 1, whole: bool = False, **changes: Any
+    ) -> Iterator[Caught]:
+        """Trigger a run and hold it in its middle, where a batch of it is claimed.
+
+        One that was through before it could be held is followed by one that is twice as long.
+
+        Args:
+            name: What the documents are about, and their file is called.
+            count: How many documents there are.
+            scored: How many must be recorded first.
+            whole: Whether all of them are one batch.
+            changes: As for `trigger`.
+        """
+        for size in (count << doublings for doublings in range(8)):
+            texts = [f"{name} {number} of {size} broke." for number in range(size)]
+            documents = self.documents(texts, f"{name}-{size}")
+            if whole:
+                changes["batch_size"] = size
+            flow_run = self.trigger(documents, **changes)
+            self.until(lambda run=flow_run: self._under_way(run, scored))
+            with self.held():
+                row = self.run_row(flow_run)
+                assert row["status"] in {"running", "completed"}, row
+                if row["status"] == "running" and row["documents"] < size:
+                    yield Caught(flow_run, documents, size, row["scored"])
+                    return
+        raise AssertionError("every run was through before it could be held")
+
+    def _under_way(self, flow_run: UUID, scored: int) -> bool:
+        row = self.run_row(flow_run)
+        if not row or row["status"] != "running":
+            return bool(row)
+        claims = self.rows("select 1 from claim where run_id = ?", row["id"])
+        return row["scored"] >= scored and bool(claims)
+
     def flow_run(self, flow_run: UUID) -> Any:
         with client() as api:
             return api.read_flow_run(flow_run)
@@ -137,7 +198,7 @@ class Yard:
             states = api.read_flow_run_states(flow_run)
         return [state.name for state in sorted(states, key=lambda state: state.timestamp)]
 
-    def until(self, true: Callable[[], Any], seconds: float = 120) -> Any:
+    def until(self, true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         """Wait until something is the case; it is what comes back."""
         deadline = time.monotonic() + seconds
         while not (found := true()):
@@ -147,7 +208,7 @@ class Yard:
             time.sleep(0.1)
         return found
 
-    def ended(self, flow_run: UUID, seconds: float = 120) -> str:
+    def ended(self, flow_run: UUID, seconds: float = PATIENCE) -> str:
         """Wait for a flow run's last state and return its name."""
         return self.until(
             lambda: (
@@ -161,7 +222,7 @@ class Yard:
     def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
         if not self.database.exists():
             return []
-        connection = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)
+        connection = sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=60)
         connection.row_factory = sqlite3.Row
         try:
             return [dict(row) for row in connection.execute(sql, values)]
@@ -242,10 +303,11 @@ class Way:
 
     def _carry(self, near: socket.socket) -> None:
         with near, suppress(OSError):
+            # Known first: it may be closed between the two, which would not cut this one.
+            self._open.append(near)
             if self.closed:
                 self.refused += 1
                 return
-            self._open.append(near)
             start = near.recv(65536)
             # The server tells anyone that it is there.
             if self._refuses and b"/health" not in start.partition(b"\n")[0]:
@@ -311,6 +373,6 @@ def yard(
     for worker in made.workers:
         if worker.shell.poll() is None:
             os.kill(worker.pid, signal.SIGKILL)
-            worker.shell.communicate(timeout=20)
+            worker.shell.communicate(timeout=PATIENCE)
         if worker.shell.stdout is not None:
             worker.shell.stdout.close()

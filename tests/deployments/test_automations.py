@@ -92,7 +92,7 @@ def test_a_run_that_rejects_many_is_told_of(
     # Exactly the share is not more than it: all may be rejected.
     score_documents(ScoreRequest.model_validate({**request, "alert_rejected_share": 1.0}))
     score_documents(ScoreRequest.model_validate({**request, "alert_rejected_share": 0.9}))
-    (told,) = notified(came, 60)
+    (told,) = notified(came, 300)
     assert told["subject"] == "Weighbridge rejected 2 of 2 documents"
     assert "2 of 2 documents were rejected" in told["body"]
     assert "weighbridge rejected 2 says" in told["body"]  # the second run of this store

@@ -103,7 +103,7 @@ def typed(store: Path) -> Callable[..., tuple[int, str, str]]:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=60,
+                timeout=300,
             )
         finally:
             os.close(keyboard)

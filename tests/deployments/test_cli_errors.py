@@ -213,7 +213,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(tmp_path: Path):
     assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=300) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -227,7 +227,7 @@ def test_an_interrupt_from_outside_ends_with_130():
         "app = typer.Typer()\n"
         "@app.command()\n"
         "def wait():\n"
-        "    typer.echo('ready'); sys.stdout.flush(); time.sleep(60)\n"
+        "    typer.echo('ready'); sys.stdout.flush(); time.sleep(600)\n"
         "sys.exit(run_app(app, []))"
     )
     process = subprocess.Popen(
@@ -236,7 +236,7 @@ def test_an_interrupt_from_outside_ends_with_130():
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
 
 

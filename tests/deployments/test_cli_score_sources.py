@@ -166,12 +166,19 @@ def test_what_is_refused_before_anything_starts(store: Path, capsys: pytest.Capt
 
 
 def test_dates_in_paths_are_those_of_today(store: Path, capsys: pytest.CaptureFixture[str]):
-    today = f"{datetime.now().astimezone():%Y-%m-%d}"
-    Path(f"in-{today}.jsonl").write_bytes(LINES)
+    # It may be midnight meanwhile.
+    now = datetime.now().astimezone()
+    days = [f"{day:%Y-%m-%d}" for day in (now, now + timedelta(days=1))]
+    for day in days:
+        Path(f"in-{day}.jsonl").write_bytes(LINES)
     arguments = ["in-{date}.jsonl", "--schema", SCHEMA, "--output", "{date:%Y}/out-{date}.csv"]
     assert main(["score", *arguments]) == 3
-    assert f" written to {today[:4]}/out-{today}.csv\n" in capsys.readouterr().err
-    assert len(Path(f"{today[:4]}/out-{today}.csv").read_text().splitlines()) == 3
+    (written,) = Path().glob("*/out-*.csv")
+    today = written.stem.removeprefix("out-")
+    assert today in days
+    assert written == Path(f"{today[:4]}/out-{today}.csv")
+    assert f" written to {written}\n" in capsys.readouterr().err
+    assert len(written.read_text().splitlines()) == 3
     with closing(sqlite3.connect(store)) as connection:
         (source,) = connection.execute("select documents_source from run").fetchone()
     assert source.endswith(f"in-{today}.jsonl")

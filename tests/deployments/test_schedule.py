@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 
 SCHEMA = '{"urgent": {"type": "boolean", "description": "The text asks for help at once."}}'
-DEADLINE = 150
+DEADLINE = 300
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def server(yard: Any) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        until(lambda: answers(url), 120, log)
+        until(lambda: answers(url), DEADLINE, log)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -59,7 +59,7 @@ def server(yard: Any) -> Iterator[str]:
 def answers(url: str) -> bool:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"{url}/health", timeout=2) as response:
+        with direct.open(f"{url}/health", timeout=10) as response:
             return response.status == 200
     except (OSError, urllib.error.URLError):
         return False

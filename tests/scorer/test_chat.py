@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from weighbridge.scorer.chat import ChatTokenizer, first_line
 from weighbridge.scorer.errors import CheckpointError, DocumentError
 
+CONTROL = ("<|begin|>", "<|end|>", "[TOOL]")
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
 USER_ONLY = (
     "{% for message in messages %}{% if message.role != 'system' %}"
@@ -50,6 +52,73 @@ def test_thinking_is_switched_off(tiny):
     chat = ChatTokenizer(tiny.tokenizer(tiny.template + closed))
     # Left on, the first token of the answer would open a thought.
     assert chat.render(CHAT).endswith("<|begin|>assistant\n<think>\n\n</think>\n\n")
+
+
+ASSISTANT = "<|begin|>assistant\n"
+THINKING = "{% if add_generation_prompt %}OPENED{% endif %}"
+
+
+@pytest.mark.parametrize("control", [CONTROL, (*CONTROL, "<think>", "</think>")])
+@pytest.mark.parametrize(
+    ("opened", "closed"),
+    [
+        ("<think>\n", "\n</think>\n\n"),
+        ("<think>", "</think>"),
+        ("<think>\nOkay, let me see.", "\n</think>\n\n"),
+        ("<seed:think>", "</seed:think>"),
+        ("<thought>\n", "\n</thought>\n\n"),
+        ("[THINK]", "[/THINK]"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("◁think▷", "◁/think▷"),
+        ("</think>", ""),
+        ("<think></think>\n", ""),
+        ("<|no_think|>", ""),
+        ("", ""),
+    ],
+)
+def test_a_thought_that_a_template_opens_is_closed(tiny, control, opened, closed):
+    chat = ChatTokenizer(
+        tiny.tokenizer(tiny.template + THINKING.replace("OPENED", opened), control)
+    )
+    # No switch in such a template: left open, the next token would be a thought.
+    assert chat.render(CHAT).endswith(f"{ASSISTANT}{opened}{closed}")
+
+
+def test_a_thought_that_nobody_can_close_is_refused(tiny):
+    template = tiny.template + THINKING.replace("OPENED", "<|inner_thoughts|>")
+    # Scored all the same, the answer would be read in the middle of a thought.
+    with pytest.raises(
+        CheckpointError, match=r"inside a thought.*'<\|inner_thoughts\|>'"
+    ) as caught:
+        ChatTokenizer(tiny.tokenizer(template)).render(CHAT)
+    assert "enable_thinking" in str(caught.value.hint)
+
+
+def test_what_a_template_writes_before_an_answer_is_written(tiny):
+    channels = (
+        "{% for message in messages %}<|begin|>{{ message.role }}"
+        "{% if message.role == 'assistant' %}[TOOL]final{% endif %}\n{{ message.content }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
+    )
+    chat = ChatTokenizer(tiny.tokenizer(channels))
+    # As gpt-oss does: right behind `assistant` the next token is always the channel's marker.
+    assert chat.render(CHAT).endswith("<|begin|>assistant[TOOL]final\n")
+    # Mere white space before an answer is not made up for: it would merge with the answer.
+    spaced = tiny.template.replace("{{ message.content }}", " {{ message.content }}")
+    assert ChatTokenizer(tiny.tokenizer(spaced)).render(CHAT).endswith(ASSISTANT)
+
+
+def test_other_switches_for_thinking_are_off(tiny):
+    switch = "{% if thinking is defined and thinking is false %}<think></think>{% else %}<think>"
+    chat = ChatTokenizer(tiny.tokenizer(tiny.template + switch + "{% endif %}"))
+    assert chat.render(CHAT).endswith("<think></think>")
+
+
+def test_the_date_of_today_is_no_part_of_a_prompt(tiny):
+    dated = "{% set today = strftime_now('%d %b %Y, %A') %}Today: {{ today }}\n" + tiny.template
+    text = ChatTokenizer(tiny.tokenizer(dated)).render(CHAT)
+    # Llama 3.2 and gpt-oss ask for it: tomorrow the same document would be another question.
+    assert text.startswith("Today: 01 Jan 2026, Thursday\n<|begin|>system")
 
 
 def test_nothing_is_added_at_the_ends(tiny):
@@ -174,6 +243,24 @@ def test_only_control_tokens_are_rewritten(chat):
     assert chat.as_data("plain — text\n\t") == "plain — text\n\t"
 
 
+def test_a_control_token_that_begins_inside_another_is_rewritten_too(tiny):
+    chat = ChatTokenizer(tiny.tokenizer(control=(*tiny.control, "<<a>", "<a>", "a>b|")))
+    # One escape alone would leave the inner one behind, or make the next one whole.
+    assert chat.as_data("<<a>b|") == "\\u003c\\u003c\\u0061>b|"
+    assert chat.control_count(chat.encode(chat.as_data("<<a>b|<a>"))) == 0
+
+
+def test_many_control_tokens_cost_little(tiny):
+    chat = ChatTokenizer(
+        tiny.tokenizer(control=(*tiny.control, *(f"<unused{number}>" for number in range(6000))))
+    )
+    text = "<b>bold</b> " * 2000
+    started = time.perf_counter()
+    assert chat.as_data(text) == text
+    # A pattern of 6,000 alternatives took seconds; Gemma has as many.
+    assert time.perf_counter() - started < 0.5
+
+
 @given(st.lists(TINY_PIECES | st.text(max_size=3), max_size=12).map("".join))
 def test_data_makes_no_control_tokens(chat, text):
     # Whatever is put together, none is left, and none arises from the escapes.
@@ -192,7 +279,7 @@ def test_a_tokenizer_without_control_tokens_rewrites_nothing(tiny):
 
 
 def test_added_white_space_is_ordinary_text(tiny):
-    chat = ChatTokenizer(tiny.tokenizer(control=(*tiny.control, "\n\n", "   ")))
+    chat = ChatTokenizer(tiny.tokenizer(control=(*tiny.control, "\n\n", "   ", "\u2581\u2581")))
     # Gemma has such tokens; escaping them would tear up every paragraph.
     assert chat.as_data("one\n\ntwo   three") == "one\n\ntwo   three"
     assert chat.control_count(chat.encode("one\n\ntwo   three")) == 0

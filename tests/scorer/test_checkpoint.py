@@ -113,8 +113,11 @@ def test_ready_json_names_what_the_caller_does_not(folder):
             {"quantization": {"bits": 8, "group_size": 32, "mode": "mxfp8"}},
             "8-bit mxfp8, groups of 32",
         ),
-        ({"quantization_config": {"bits": 4}}, "4-bit affine, groups of ?"),
-        ({"quantization": "4bit"}, None),
+        (
+            {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 8}}},
+            "4-bit affine, groups of 64, some layers 8-bit affine",
+        ),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     ],
 )
 def test_quantization_in_words(folder, config, expected):
@@ -123,11 +126,12 @@ def test_quantization_in_words(folder, config, expected):
 
 
 def test_architecture_of_a_nested_configuration(folder):
-    edit_config(model_type=None, text_config={"model_type": "inner"})(folder)
-    # Vision-language folders have it there.
-    assert inspect_checkpoint(folder).architecture == "inner"
-    edit_config(text_config=["no object"])(folder)
-    assert inspect_checkpoint(folder).architecture == "unknown"
+    # A vision-language folder names its language model beside it; mlx-lm goes by the outer.
+    edit_config(model_type="qwen3_5", text_config={"model_type": "inner"})(folder)
+    assert inspect_checkpoint(folder).architecture == "qwen3_5"
+    edit_config(model_type=None)(folder)
+    with pytest.raises(CheckpointError, match="must name a model_type, got null"):
+        inspect_checkpoint(folder)
 
 
 # --- the fingerprint ---
@@ -197,7 +201,10 @@ def test_a_folder_that_is_not_there(name, tmp_path, monkeypatch):
     ("change", "message"),
     [
         (shutil.rmtree, "must be an existing folder"),
-        (lambda folder: (folder / "config.json").unlink(), "must hold config.json, got none"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "must hold config.json, got weights alone",
+        ),
         (write("config.json", "{"), "config.json must be readable JSON"),
         (write("config.json", b"\xff\xfe"), "config.json must be readable JSON"),
         (write("config.json", "[" * 100_000), "config.json must be readable JSON"),
@@ -229,8 +236,11 @@ def test_a_folder_that_is_not_there(name, tmp_path, monkeypatch):
             "model-a.safetensors must be a readable file, got: No such file",
         ),
         # Loaded without it, the base would answer under the adapter's name.
-        (write("adapters.safetensors", safetensors({})), "must be merged, got an adapter"),
-        (write("adapter_model.safetensors", safetensors({})), "must be merged, got an adapter"),
+        (write("adapters.safetensors", safetensors({})), "must be merged or name its adapter"),
+        (write("adapter_model.safetensors", safetensors({})), "must be merged or name its"),
+        (write("adapter_model.bin", b""), "must be merged or name its adapter"),
+        (edit_config(quantization="4bit"), "packed weights must be of a kind that is read"),
+        (edit_config(quantization={}), "got None bits"),
         (write("READY.json", "{"), "READY.json must be JSON"),
         (write("schema_config.json", "{}"), "must name a known task"),
     ],
@@ -274,8 +284,6 @@ def shorten(name: str) -> Change:
         (edit_config(num_attention_heads=0), "must load with mlx-lm"),
         (edit_config(vocab_size=0), "must load with mlx-lm"),
         (edit_config(num_hidden_layers=0), "must load with mlx-lm"),
-        (edit_config(quantization="4bit"), "must load with mlx-lm"),
-        (edit_config(quantization={}), "must load with mlx-lm"),
         (edit_config(rope_scaling={"rope_type": "unheard of"}), "must load with mlx-lm"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "other.safetensors"),

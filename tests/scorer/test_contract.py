@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import string
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,134 @@ def test_the_newer_task_carries_its_text(tmp_path):
     config = {"task": V2, "max_length": 2048, "wide_system_prompt": WIDE, "max_choices": 255}
     found = read_contract(write(tmp_path, config))
     # `short` becomes `one-letter` in both places for up to 26 choices.
-    assert found == Contract(V2, 2048, NARROW, WIDE)
+    assert found == Contract(V2, 2048, NARROW, WIDE, max_choices=255)
     assert found is not None
     assert (found.system(26), found.system(27), found.system(255)) == (NARROW, WIDE, WIDE)
 
 
+def test_every_key_of_the_newer_task(tmp_path):
+    codes = [*string.ascii_uppercase, "AA"]
+    config = {
+        "task": V2,
+        "model": "Qwen/Qwen3.5-9B",
+        "revision": "c" * 40,
+        "max_length": 4096,
+        "max_choices": 27,
+        "candidate_encoding": "uppercase_single_token_v1",
+        "candidate_codes": codes,
+        "candidate_token_ids": list(range(100, 127)),
+        "prompt_source_sha256": {"prompt.py": "0" * 64},
+        "wide_system_prompt": WIDE,
+    }
+    found = read_contract(write(tmp_path, config))
+    assert found is not None
+    assert (found.model, found.revision) == ("Qwen/Qwen3.5-9B", "c" * 40)
+    assert (found.codes, found.code_token_ids) == (tuple(codes), tuple(range(100, 127)))
+    assert found.accepted_sha256 is None
+    assert found.system(27) == WIDE
+    # What was never trained has no answer, however many codes the tokenizer has.
+    with pytest.raises(CheckpointError, match=r"at most 27 choices .* got 28"):
+        found.system(28)
+
+
 def test_the_older_task_takes_its_text_from_the_folder(tmp_path):
-    found = read_contract(write(tmp_path, {"task": V1, "prompt_code_sha256": "0"}, NARROW))
-    assert found == Contract(V1, None, NARROW, None)
+    config = {"task": V1, "prompt_code_sha256": "0", "model": "base", "revision": "r"}
+    found = read_contract(write(tmp_path, config, NARROW))
+    assert found == Contract(V1, None, NARROW, None, model="base", revision="r")
     assert found is not None
     assert found.system(26) == NARROW
     # It was never trained on wide codes.
     with pytest.raises(CheckpointError, match=r"at most 26 choices .* got 27") as caught:
         found.system(27)
     assert caught.value.hint
+
+
+def test_a_newer_task_without_its_wide_text_is_narrow(tmp_path):
+    found = read_contract(write(tmp_path, {"task": V2}, NARROW))
+    assert found is not None
+    with pytest.raises(CheckpointError, match=r"at most 26 choices .* got 27") as caught:
+        found.system(27)
+    assert "no wide system text" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (V1, ["system_prompt.txt", sha(NARROW), "line break"]),
+        (V2, ["wide_system_prompt", sha(WIDE), "system_prompt.txt", sha(NARROW)]),
+    ],
+)
+def test_the_remedy_for_a_missing_text_names_file_and_hash(tmp_path, task, words):
+    with pytest.raises(CheckpointError) as caught:
+        read_contract(write(tmp_path, {"task": task}))
+    assert [word for word in words if word not in str(caught.value.hint)] == []
+    # Consent is to a text that is there.
+    with pytest.raises(CheckpointError, match="must bring its system text"):
+        read_contract(tmp_path, accept_prompt=True)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_line_break_at_the_end_is_told_as_such(tmp_path, ending):
+    with pytest.raises(CheckpointError, match="must have sha256") as caught:
+        read_contract(write(tmp_path, {"task": V1}, NARROW + ending))
+    # The most common slip: editors end files with one.
+    assert str(caught.value.hint).startswith("remove the line break at its end; or consent")
+
+
+@pytest.mark.parametrize(
+    ("config", "system", "narrow", "wide"),
+    [
+        ({"task": V1}, "Mine.", "Mine.", None),
+        ({"task": V2, "wide_system_prompt": "A short one."}, None, "A one-letter one.", True),
+    ],
+)
+def test_another_text_needs_consent_and_is_told_by_its_hash(tmp_path, config, system, narrow, wide):
+    folder = write(tmp_path, config, system)
+    with pytest.raises(CheckpointError, match="must have sha256") as caught:
+        read_contract(folder)
+    assert "--accept-prompt" in str(caught.value.hint)
+    found = read_contract(folder, accept_prompt=True)
+    assert found is not None
+    assert (found.narrow_system, bool(found.wide_system)) == (narrow, bool(wide))
+    # The run records it, so that answers under another text can be told apart.
+    assert found.accepted_sha256 == sha(narrow)
+
+
+def test_consent_to_the_trained_text_accepts_nothing(tmp_path):
+    found = read_contract(write(tmp_path, {"task": V1}, NARROW), accept_prompt=True)
+    assert found is not None
+    assert found.accepted_sha256 is None
+
+
+@pytest.mark.parametrize("text", ["", " \n", 5, None])
+def test_consent_is_to_a_text_that_says_something(tmp_path, text):
+    with pytest.raises(CheckpointError):
+        read_contract(write(tmp_path, {"task": V2, "wide_system_prompt": text}), accept_prompt=True)
+
+
+class TestCodes:
+    contract = Contract(V2, None, NARROW, WIDE, 3, ("A", "B", "AA"), (10, 11, 12))
+
+    def test_the_trained_ones_pass(self):
+        self.contract.check_codes({"A": 10, "B": 11, "AA": 12})
+        self.contract.check_codes({"A": 10})
+        # A contract that lists none cannot tell.
+        Contract(V1, None, NARROW, None).check_codes({"Z": 1})
+
+    @pytest.mark.parametrize(
+        ("planned", "message"),
+        [
+            ({"A": 10, "B": 12}, 'choice 2 .* "B" of token 11.* got "B" of token 12'),
+            ({"A": 10, "C": 11}, 'choice 2 .* "B" of token 11.* got "C" of token 11'),
+            ({"B": 11, "A": 10}, 'choice 1 .* "A" of token 10'),
+            ({"A": 10, "B": 11, "AA": 12, "AB": 13}, "at most 3 choices.* got 4"),
+        ],
+    )
+    def test_the_first_that_differs_is_named(self, planned, message):
+        # Another token for a code is another question to the model, answered with noise.
+        with pytest.raises(CheckpointError, match=message) as caught:
+            self.contract.check_codes(planned)
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -74,16 +189,34 @@ def test_the_older_task_takes_its_text_from_the_folder(tmp_path):
         ({"task": V1}, WIDE, "must have sha256"),
         ({"task": V1}, b"\xff", "must be readable UTF-8"),
         ({"task": V2, "wide_system_prompt": NARROW}, None, "got " + sha(NARROW)),
-        ({"task": V2, "wide_system_prompt": 5}, None, "got no text"),
+        ({"task": V2, "wide_system_prompt": 5}, None, "must be a text, got 5"),
         ({"task": V2, "wide_system_prompt": "\ud800"}, None, "must have sha256"),
-        ({"task": "other"}, NARROW, "must name a known task .* got 'other'"),
-        ({}, NARROW, "must name a known task .* got None"),
-        ([], NARROW, "must name a known task"),
+        ({"task": "other"}, NARROW, 'must name a known task .* got "other"'),
+        ({}, NARROW, "must name a known task .* got null"),
+        ([], NARROW, "must be a JSON object"),
         ("{", NARROW, "must be readable JSON"),
         ("[" * 100_000, NARROW, "must be readable JSON"),
         ({"task": V1, "max_length": 0}, NARROW, "max_length .* above 0, got 0"),
-        ({"task": V1, "max_length": True}, NARROW, "max_length .* got True"),
-        ({"task": V1, "max_length": "512"}, NARROW, "max_length .* got '512'"),
+        ({"task": V1, "max_length": True}, NARROW, "max_length .* got true"),
+        ({"task": V1, "max_length": "512"}, NARROW, 'max_length .* got "512"'),
+        *(
+            ({"task": V2, "wide_system_prompt": WIDE, **damage}, None, message)
+            for damage, message in (
+                ({"max_choices": 256}, "max_choices .* from 1 to 255, got 256"),
+                ({"max_choices": 0}, "max_choices .* got 0"),
+                ({"candidate_encoding": "digits_v2"}, "candidate_encoding .* got .digits_v2"),
+                ({"candidate_codes": ["A"]}, "candidate_token_ids .* got null"),
+                ({"candidate_codes": ["A", "A"], "candidate_token_ids": [1, 2]}, "distinct texts"),
+                ({"candidate_codes": ["A", "B"], "candidate_token_ids": [1, True]}, "distinct wh"),
+                ({"candidate_codes": ["A"], "candidate_token_ids": [1]}, "at least max_choices"),
+                (
+                    {"candidate_codes": ["A"], "candidate_token_ids": [1, 2], "max_choices": 1},
+                    "as many candidate_codes as candidate_token_ids.* got 1 and 2",
+                ),
+                ({"model": 5}, "model .* not blank, got 5"),
+                ({"revision": ""}, "revision .* not blank"),
+            )
+        ),
     ],
 )
 def test_what_is_damaged_or_unknown_is_refused(tmp_path, config, system, message):

@@ -11,8 +11,9 @@ import pytest
 
 from weighbridge.scorer import embedded
 from weighbridge.scorer.backend import preload_blas
-from weighbridge.scorer.embedded import embedded_checkpoint, embedded_path, verify_embedded
+from weighbridge.scorer.embedded import embedded_checkpoint, embedded_path
 from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.verify import verify_checkpoint
 
 # One layer, two heads of four rows, one key head, sixteen tokens: every rule of
 # the conversion in a file of a few kilobytes.
@@ -116,7 +117,7 @@ def test_the_conversion_gives_back_names_rows_and_numbers(tiny: Path, tmp_path: 
     assert {array.dtype for array in found.values()} == {mx.float16}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert (config["rms_norm_eps"], config["rope_theta"]) == (1e-5, 1e5)
-    verify_embedded(folder)
+    assert {check.state for check in verify_checkpoint(folder)} == {"same"}
 
 
 @pytest.mark.mlx
@@ -163,7 +164,7 @@ def test_a_half_written_folder_is_rebuilt_and_said(
     steps: list[str] = []
     assert embedded_checkpoint(cache, steps.append, source=tiny) == folder
     assert any(step.startswith("rebuilding") and said in step for step in steps)
-    verify_embedded(folder)
+    assert {check.state for check in verify_checkpoint(folder)} == {"same"}
     # Nothing else is left in the cache: no damaged copy, no half-built folder.
     assert [path for path in folder.parent.iterdir() if path.is_dir()] == [folder]
 
@@ -193,9 +194,9 @@ def test_verify_finds_a_change_that_keeps_the_size(tiny: Path, tmp_path: Path) -
     weights[-1] ^= 1
     spoil(folder / "model.safetensors", bytes(weights))
     assert embedded_path(tmp_path / "cache") == folder  # sizes cannot tell
-    with pytest.raises(CheckpointError, match=r"model\.safetensors must have sha256") as caught:
-        verify_embedded(folder)
-    assert caught.value.hint is not None
+    found = {check.file: check.state for check in verify_checkpoint(folder)}
+    assert found.pop("model.safetensors") == "differs"
+    assert set(found.values()) == {"same"}
 
 
 # --- refusals -----------------------------------------------------------------
@@ -279,4 +280,4 @@ def test_two_processes_build_once(tiny: Path, tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     assert sum(any("converting" in step for step in steps) for steps in said) == 1
-    verify_embedded(embedded_checkpoint(cache))
+    assert {check.state for check in verify_checkpoint(embedded_checkpoint(cache))} == {"same"}

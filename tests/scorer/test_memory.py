@@ -7,6 +7,7 @@ import pytest
 
 from weighbridge.scorer import ParallelScorer
 from weighbridge.scorer.backend import on_mlx_thread
+from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.memory import limit_memory, weight_bytes
 from weighbridge.scorer.resident import release_checkpoints
 
@@ -65,13 +66,24 @@ def test_checkpoints_stay_where_memory_holds_them(two_scorers, tiny, memory):
 
 
 def test_two_checkpoints_take_turns(tiny, tmp_path, memory):
-    memory(1)  # two copies of a large model would not fit beside each other
     scorers = [
         ParallelScorer(tiny.checkpoint(tmp_path / str(seed), seed=seed)) for seed in (11, 12)
     ]
+    memory(scorers[0].weight_bytes)  # two would not fit beside each other
     alone = [scorer.score(TEXT, tiny.schema()).fields for scorer in scorers]
     assert [scorer.model_loaded for scorer in scorers] == [False, True]
     again = [scorer.score(TEXT, tiny.schema()).fields for scorer in scorers]
     # Loaded anew, each gives its own answers, and they differ between the two.
     assert again == alone
     assert alone[0] != alone[1]
+
+
+def test_weights_larger_than_memory_are_refused_before_they_are_loaded(tiny, tmp_path, memory):
+    scorer = ParallelScorer(tiny.checkpoint(tmp_path / "large", seed=next(SEEDS)))
+    memory(scorer.weight_bytes - 1)
+    with pytest.raises(CheckpointError, match="must fit into memory") as caught:
+        scorer.score(TEXT, tiny.schema())
+    assert caught.value.hint
+    assert not scorer.model_loaded
+    memory(scorer.weight_bytes)
+    assert scorer.score(TEXT, tiny.schema()).fields

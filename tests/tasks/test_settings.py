@@ -90,7 +90,7 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch):
         ("[database]\nurl = 1", 'got "database"'),
         ("database_url = 5", "must be a database URL such as"),
         ('database_url = " "', 'got " "'),
-        ("checkpoint = true", "must be a checkpoint folder, got true"),
+        ("checkpoint = true", "must be a checkpoint folder or a hub id, got true"),
         ('checkpoint = ""', "must be a checkpoint folder"),
         ("cache = 1", "must be a folder, got 1"),
         ('cache = "~nobody-of-that-name/x"', "must be a folder"),

@@ -1,0 +1,187 @@
+"""Commands on the files of a checkpoint: whether they are whole, and merging an adapter."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from weighbridge.deployments.cli.options import JsonOption
+from weighbridge.deployments.console import (
+    Column,
+    print_answer,
+    print_json,
+    print_note,
+    print_table,
+)
+from weighbridge.deployments.errors import CommandError
+
+if TYPE_CHECKING:
+    from weighbridge.scorer.verify import FileCheck
+
+_SHOWN = 12  # digits of a hash
+
+
+def verify(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A folder, or a hub id as org/name or org/name@revision; the setting if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter",
+            metavar="FOLDER",
+            help="The adapter that was merged into it, or that is to be.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the files of a checkpoint with the hashes written beside them.
+
+    READY.json lists hashes of the weights, of the adapter merged into them and
+    of the system text. Ends with 1 when something differs, or when nothing is
+    written down.
+
+    Example: weighbridge checkpoint verify ~/models/nimble-9b
+    """
+    from weighbridge.scorer.adapters import read_adapter
+    from weighbridge.scorer.verify import verify_checkpoint
+    from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
+    from weighbridge.tasks.settings import load_settings
+
+    settings = load_settings(checkpoint=checkpoint, adapter=adapter)
+    folder = resolve_checkpoint(checkpoint, settings, say=print_note).folder
+    if not folder.is_dir():
+        raise CommandError(
+            f"a checkpoint must be an existing folder, got {str(folder)!r}",
+            hint="name the folder that holds config.json and the weights",
+        )
+    named = resolve_adapter(adapter, checkpoint, settings, say=print_note)
+    checks = verify_checkpoint(
+        folder, read_adapter(named.folder) if named else None, hash_cache=hash_cache(settings)
+    )
+    if as_json:
+        print_json([asdict(check) for check in checks])
+    elif checks:
+        print_table(
+            [Column(name) for name in ("state", "file", "expected", "found", "note")],
+            [
+                {
+                    **asdict(check),
+                    "expected": (check.expected or "-")[:_SHOWN],
+                    "found": (check.found or "-")[:_SHOWN],
+                }
+                for check in checks
+            ],
+        )
+    _judge(folder, checks)
+
+
+def _judge(folder: Path, checks: "tuple[FileCheck, ...]") -> None:
+    if all(check.state == "unchecked" for check in checks):
+        raise CommandError(
+            f"a checkpoint must come with hashes to be verified, got none in {folder}",
+            hint="READY.json of a release has them; weighbridge checkpoint fuse writes them",
+        )
+    bad = Counter(check.state for check in checks if not check.ok)
+    if not bad:
+        return
+    says = {"differs": "differ", "missing": "are missing", "unlisted": "are not listed"}
+    counts = ", ".join(f"{count} {says[state]}" for state, count in bad.items())
+    raise CommandError(
+        f"the files in {folder} must be those that are written down: of {len(checks)}, {counts}",
+        hint="fetch them again from where the checkpoint came from; --json tells the whole hashes",
+    )
+
+
+def fuse(
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASE",
+            help="The checkpoint that the adapter was trained on: a folder or a hub id.",
+            show_default=False,
+        ),
+    ],
+    adapter: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADAPTER",
+            help="A LoRA adapter of mlx or PEFT: a folder or a hub id.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="The merged folder; must not exist.", show_default=False
+        ),
+    ],
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"] | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Of the merged weights: bfloat16, float16 or float32; the base's if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge an adapter into its base, as a new checkpoint folder with READY.json.
+
+    The folder appears when all of it is written. It scores as the base with
+    --adapter does, and starts faster.
+
+    Example: weighbridge checkpoint fuse ~/models/base ~/my-adapter ~/models/mine
+    """
+    from weighbridge.scorer.adapters import read_adapter
+    from weighbridge.scorer.checkpoint import inspect_checkpoint
+    from weighbridge.scorer.fusing import fuse_checkpoint
+    from weighbridge.scorer.ready import read_ready
+    from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
+    from weighbridge.tasks.settings import load_settings
+
+    settings = load_settings(checkpoint=base)
+    named = resolve_checkpoint(base, settings, say=print_note)
+    found = resolve_adapter(adapter, base, settings, say=print_note)
+    hashes = hash_cache(settings)
+    described = inspect_checkpoint(
+        named.folder,
+        model_id=named.model_id,
+        revision=named.revision,
+        hash_cache=hashes,
+        # Nothing is scored: consent is asked for when the merged folder is used.
+        accept_prompt=True,
+    )
+    if found is None:  # a blank name
+        raise CommandError("an adapter must be named, got a blank", hint="give its folder")
+    merged = fuse_checkpoint(
+        described,
+        read_adapter(found.folder),
+        out,
+        dtype=dtype,
+        hash_cache=hashes,
+        progress=print_note,
+    )
+    if not as_json:
+        print_answer(str(merged))
+        return
+    ready = read_ready(merged)
+    print_json(
+        {
+            "folder": str(merged),
+            "adapter_sha256": ready.adapter_sha256,
+            "base_model": ready.base_model,
+            "base_revision": ready.base_revision,
+            "prompt_sha256": ready.prompt_sha256,
+            "precision": ready.precision,
+            "weight_sha256": dict(ready.weight_sha256),
+        }
+    )

@@ -1,0 +1,177 @@
+"""LoRA adapters as files: mlx and PEFT folders read into one representation.
+
+Configuration and header are read, no tensor: what an adapter would do that a low-rank
+product cannot say is refused by name here. `weighbridge.scorer.low_rank` fuses what is read.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from weighbridge.scorer.adapter_formats import LowRank, WholeCopy, read_mlx, read_peft
+from weighbridge.scorer.chat import first_line
+from weighbridge.scorer.errors import CheckpointError, quoted
+from weighbridge.scorer.weight_files import safetensors_header
+
+CONFIG_FILE = "adapter_config.json"
+MLX_WEIGHTS = "adapters.safetensors"
+PEFT_WEIGHTS = "adapter_model.safetensors"
+CONTRACT_FILES = ("schema_config.json", "system_prompt.txt")
+"""A trained prompt belongs to the adapter that was trained on it, where it brings one."""
+
+_PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter, described without loading its weights.
+
+    Attributes:
+        folder: Where it is.
+        format: Whose layout its files have.
+        weights: Its safetensors file; the sha256 of it is the adapter's identity.
+        base_model: What it says it was trained on, None where it does not say.
+        low_rank: A product for each module it changes, in order of their names.
+        whole: Copies of base weights that it brings along unchanged, see `WholeCopy`.
+        ties_head: Whether a product on tied embeddings is meant for the head as well.
+        layers: How many of the last layers it covers, None for what its tensors say.
+        keys: Modules that it covers in each of these layers, likewise.
+    """
+
+    folder: Path
+    format: Literal["mlx", "peft"]
+    weights: Path
+    base_model: str | None
+    low_rank: tuple[LowRank, ...]
+    whole: tuple[WholeCopy, ...] = ()
+    ties_head: bool = True
+    layers: int | None = None
+    keys: tuple[str, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of its products."""
+        return max(each.rank for each in self.low_rank)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The distinct factors of its products, sorted."""
+        return tuple(sorted({each.scale for each in self.low_rank}))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a decision depends on: configuration, weights, and a trained prompt if any."""
+        prompts = [self.folder / name for name in CONTRACT_FILES]
+        return (
+            self.folder / CONFIG_FILE,
+            self.weights,
+            *(path for path in prompts if path.is_file()),
+        )
+
+    @property
+    def description(self) -> str:
+        """One line for people, such as `PEFT LoRA, rank 16, scale 2, 64 modules`."""
+        name = "mlx" if self.format == "mlx" else "PEFT"
+        scales = self.scales
+        scale = f"{scales[0]:g}" if len(scales) == 1 else f"{scales[0]:g} to {scales[-1]:g}"
+        ranks = {each.rank for each in self.low_rank}
+        rank = f"rank {self.rank}" if len(ranks) == 1 else f"ranks {min(ranks)} to {self.rank}"
+        count = len(self.low_rank)
+        return f"{name} LoRA, {rank}, scale {scale}, {count} module{'' if count == 1 else 's'}"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, be it readable or not."""
+    return any(
+        (folder / name).is_file() for name in (CONFIG_FILE, MLX_WEIGHTS, PEFT_WEIGHTS, *_PICKLES)
+    )
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read the configuration and the header of an adapter folder.
+
+    Args:
+        folder: A folder with adapter_config.json and the weights of mlx
+            (adapters.safetensors) or PEFT (adapter_model.safetensors).
+
+    Raises:
+        CheckpointError: It is not such a folder, a file is damaged, or the adapter is
+            more than low-rank products (DoRA, `modules_to_save`, trained biases, …).
+    """
+    try:
+        folder = Path(folder).expanduser().resolve()
+        there = folder.is_dir()
+    except (OSError, RuntimeError):  # a name that is too long, `~name` of nobody here
+        there = False
+    if not there:
+        raise CheckpointError(
+            f"an adapter must be an existing folder, got {quoted(str(folder))}",
+            hint=f"name the folder that holds {CONFIG_FILE} and the adapter's weights",
+        )
+    config = _read_config(folder)
+    if "peft_type" in config:
+        weights, header = _open(folder, PEFT_WEIGHTS)
+        read = read_peft(config, header)
+        kind, base = "peft", config.get("base_model_name_or_path")
+    elif "lora_parameters" in config or "fine_tune_type" in config:
+        weights, header = _open(folder, MLX_WEIGHTS)
+        read = read_mlx(config, header)
+        kind, base = "mlx", config.get("model")
+    else:
+        raise CheckpointError(
+            f"{CONFIG_FILE} must be one of PEFT (peft_type) or of mlx-lm (lora_parameters), "
+            f"got neither in {folder}",
+            hint="other formats: convert the adapter to PEFT's with the tool that made it",
+        )
+    base = base if isinstance(base, str) and base else None
+    return Adapter(folder, kind, weights, base, *read)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG_FILE
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_finite)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"an adapter must hold {CONFIG_FILE}, got none in {folder}",
+            hint="its rank and scale are told there: copy it from where the adapter was trained",
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{CONFIG_FILE} must be readable JSON, got: {first_line(error)}",
+            hint=f"restore {path}",
+        ) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{CONFIG_FILE} must be a JSON object, got {type(config).__name__}",
+            hint=f"restore {path}",
+        )
+    return config
+
+
+def _not_finite(_: str) -> float:
+    return math.nan  # refused where it is read, by the name of its key
+
+
+def _open(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    path = folder / name
+    # A link into a hub cache that was cleared is there, and fails in words of its own.
+    if not path.is_file() and not path.is_symlink():
+        pickles = [each for each in _PICKLES if (folder / each).is_file()]
+        if pickles:
+            raise CheckpointError(
+                f"an adapter must be stored as safetensors, got {pickles[0]}: loading a pickle "
+                "runs the code in it",
+                hint="load it with PEFT where you trust it, and save it again: "
+                "save_pretrained(FOLDER, safe_serialization=True)",
+            )
+        raise CheckpointError(
+            f"an adapter of this configuration must hold {name}, got none in {folder}",
+            hint="fetch the adapter again, with its weights",
+        )
+    header = safetensors_header(path)
+    header.pop("__metadata__", None)
+    return path, header

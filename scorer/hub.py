@@ -1,0 +1,235 @@
+"""Checkpoints on a hub: an id becomes a folder of one pinned commit.
+
+Only an id that a person names reaches the network, and a commit that lies in the cache
+whole needs none. Code (`*.py`) and pickles are never fetched. `huggingface_hub` keeps the
+cache and reads HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import CRITICAL
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weighbridge.scorer.errors import CheckpointError, listed
+from weighbridge.scorer.foreign_formats import ForeignFormat, foreign_format
+from weighbridge.scorer.hub_cache import (
+    FETCHED,
+    NOT_FETCHED,
+    HubId,
+    cache_folder,
+    cached_commits,
+    is_commit,
+    is_fetched,
+    missing_files,
+    remember_commit,
+    remembered_commit,
+    snapshot,
+    storage,
+)
+from weighbridge.scorer.hub_errors import broken_off, disk_full, http_status, hub_host, refusal
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+/-]*")
+_LONGEST_NAME = 96
+_SECONDS_TO_ANSWER = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class HubFolder:
+    """A commit of a repository, in the cache.
+
+    Attributes:
+        folder: Its files.
+        repo: `org/name`, as it was asked for.
+        commit: All 40 hex digits.
+    """
+
+    folder: Path
+    repo: str
+    commit: str
+
+
+def parse_hub_id(text: str) -> HubId | None:
+    """Read `org/name` or `org/name@revision`; None for what cannot be one, such as a path."""
+    repo, at, revision = text.partition("@")
+    parts = repo.split("/")
+    if len(parts) != 2 or len(repo) > _LONGEST_NAME or "--" in repo or ".." in text:
+        return None
+    if not all(_NAME.fullmatch(part) for part in parts) or repo.endswith(".git"):
+        return None
+    if at and not _REVISION.fullmatch(revision):
+        return None
+    return HubId(repo, revision or None)
+
+
+def resolve_hub_id(hub_id: HubId, *, say: Callable[[str], None]) -> HubFolder:
+    """Return the folder of one commit, and fetch what is missing of it.
+
+    Args:
+        hub_id: Which repository, and which revision of it.
+        say: Told in a sentence what is fetched before it is, and which commit of the cache
+            is taken when the hub cannot be asked.
+
+    Raises:
+        CheckpointError: The hub does not know or give it, the hub cannot be reached and the
+            cache does not have it, it holds no safetensors, or the disk is full.
+    """
+    # Read once, when the library is first imported.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import HfApi, constants
+
+    repo, revision = hub_id.repo, hub_id.revision
+    if revision is not None and is_commit(revision) and not missing_files(repo, revision):
+        return HubFolder(snapshot(repo, revision), repo, revision)
+    if constants.is_offline_mode():
+        return _from_cache(hub_id, "HF_HUB_OFFLINE is set", say)
+    try:
+        with _quietly():
+            info = HfApi(library_name="weighbridge").model_info(
+                repo, revision=revision, files_metadata=True, timeout=_SECONDS_TO_ANSWER
+            )
+    except Exception as error:  # also those of the HTTP client beneath
+        refused = refusal(error, hub_id)
+        if refused is not None:
+            raise refused from error
+        status = http_status(error)
+        reason = "cannot be reached" if status is None else f"answers HTTP {status}"
+        return _from_cache(hub_id, f"{hub_host()} {reason}", say, error)
+    commit = info.sha
+    if commit is None or not is_commit(commit):
+        raise CheckpointError(
+            f"{hub_host()} must name a commit for {hub_id}, got none",
+            hint="check HF_ENDPOINT: it must be the address of a hub",
+        )
+    _fetch(hub_id, info, commit, say)
+    remember_commit(repo, revision, commit)
+    return HubFolder(snapshot(repo, commit), repo, commit)
+
+
+def _fetch(hub_id: HubId, info: "ModelInfo", commit: str, say: Callable[[str], None]) -> None:
+    """Bring what is missing of a commit into the cache."""
+    from huggingface_hub import snapshot_download
+
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    wanted = [name for name in sizes if is_fetched(name)]
+    _require_safetensors(hub_id, sizes, wanted)
+    folder = snapshot(hub_id.repo, commit)
+    missing = [name for name in wanted if not (folder / name).exists()]
+    if missing:
+        cache = cache_folder()
+        size = sum(sizes[name] for name in missing)
+        _require_space(hub_id, cache, size)
+        say(
+            f"fetching {hub_id.repo} at commit {commit}: {len(missing)} files, "
+            f"{size / 2**30:.2f} GiB, from {hub_host()} into {cache}"
+        )
+        try:
+            with _quietly():
+                snapshot_download(
+                    hub_id.repo,
+                    revision=commit,
+                    allow_patterns=list(FETCHED),
+                    ignore_patterns=list(NOT_FETCHED),
+                    library_name="weighbridge",
+                )
+        except Exception as error:
+            raise (refusal(error, hub_id) or broken_off(error, hub_id, cache)) from error
+    if lacking := missing_files(hub_id.repo, commit):
+        raise CheckpointError(
+            f"{hub_id.repo} at commit {commit} must be whole on {hub_host()}, it lacks "
+            f"{listed(lacking)}",
+            hint="name another revision, or tell its authors",
+        )
+
+
+def _require_safetensors(hub_id: HubId, names: Iterable[str], wanted: Iterable[str]) -> None:
+    if any(name.endswith(".safetensors") for name in wanted):
+        return
+    found = foreign_format(names) or ForeignFormat(
+        "no weights", "name the repository that holds the model itself"
+    )
+    raise CheckpointError(
+        f"a checkpoint must hold model*.safetensors weights, {hub_id} on {hub_host()} holds "
+        f"{found.what}",
+        hint=found.remedy,
+    )
+
+
+def _require_space(hub_id: HubId, cache: Path, size: int) -> None:
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if size > free:
+        needs = f"{size / 2**30:.2f} GiB where {free / 2**30:.2f} are free"
+        raise disk_full(hub_id, cache, needs)
+
+
+def _from_cache(
+    hub_id: HubId,
+    reason: str,
+    say: Callable[[str], None],
+    error: Exception | None = None,
+) -> HubFolder:
+    """Take the commit that the cache holds for a revision, when the hub cannot be asked."""
+    repo, revision = hub_id.repo, hub_id.revision
+    cache = cache_folder()
+    commit = revision if is_commit(revision) else remembered_commit(repo, revision)
+    bring = (
+        "run once with a connection and without HF_HUB_OFFLINE: weighbridge checkpoint info "
+        f"{hub_id}; or copy the folder {storage(repo).name} from the cache of another machine"
+    )
+    others = [known for known in cached_commits(repo) if not missing_files(repo, known)]
+    if others:
+        bring = f"name a commit that is there: {repo}@{others[0]}; or {bring}"
+    if commit is None or not snapshot(repo, commit).is_dir():
+        raise CheckpointError(
+            f"{hub_id} must be in the cache, as {reason}; got none in {cache}", hint=bring
+        ) from error
+    if missing := missing_files(repo, commit):
+        raise CheckpointError(
+            f"{hub_id} must be whole in the cache, as {reason}; {snapshot(repo, commit)} lacks "
+            f"{listed(missing)}",
+            hint=bring,
+        ) from error
+    if commit != revision:
+        say(
+            f"{reason}: taking {repo} at commit {commit} from {cache}, as "
+            f"{revision or 'its default branch'} was when it was last fetched"
+        )
+    return HubFolder(snapshot(repo, commit), repo, commit)
+
+
+@contextmanager
+def _quietly() -> Generator[None]:
+    """Keep the library's own lines and bars off standard error, unless the user set otherwise.
+
+    Its lines hold addresses, which may hold a password; its bars are for terminals.
+    """
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+        logging,
+    )
+
+    bars = "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ or sys.stderr.isatty()
+    quiet = not bars and not are_progress_bars_disabled()
+    level = logging.get_verbosity()
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        logging.set_verbosity(CRITICAL)
+    if quiet:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if quiet:
+            enable_progress_bars()

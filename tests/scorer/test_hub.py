@@ -1,0 +1,375 @@
+"""Hub ids: the real client against a small hub on this machine, in processes of their own."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.scorer.hub import HubId, parse_hub_id
+
+hub_server = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))
+Hub = hub_server["Hub"]
+
+# A process per environment: the client reads it once, at its import.
+RESOLVE = """
+import json, sys
+from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.hub import parse_hub_id, resolve_hub_id
+
+for text in sys.argv[1:]:
+    said = []
+    try:
+        found = resolve_hub_id(parse_hub_id(text), say=said.append)
+        names = sorted(path.name for path in found.folder.iterdir())
+        result = {"folder": str(found.folder), "commit": found.commit, "names": names}
+    except CheckpointError as error:
+        result = {"error": error.message, "hint": error.hint}
+    print(json.dumps({**result, "said": said}))
+"""
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": b"w" * 3000,
+}
+NEVER = {
+    "modeling_own.py": b"code",
+    "pytorch_model.bin": b"pickle",
+    "model-q4.gguf": b"GGUF",
+    "onnx/model.onnx": b"onnx",
+    "original/model.safetensors": b"other weights",
+    "model.fp16.safetensors": b"the same weights again",
+    "consolidated.safetensors": b"and again",
+    "README.md": b"# A model",
+}
+Resolve = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    with hub_server["running_hub"]() as hub:
+        yield hub
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "hf" / "hub"
+
+
+@pytest.fixture
+def resolve(hub, tmp_path) -> Resolve:
+    """Resolve ids one after the other, in one new process."""
+
+    def run(*ids: str, **environment: str) -> list[dict[str, Any]]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", RESOLVE, *ids],
+            env={
+                **kept,
+                "PYTHONPATH": str(Path(__file__).parents[1] / "no_network"),
+                "HF_HOME": str(tmp_path / "hf"),
+                "HF_ENDPOINT": hub.url,
+                "HF_TOKEN": "hf_nobody_may_see_this",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        # Neither the library's own lines nor a token reach the terminal.
+        assert done.stderr == ""
+        assert "nobody_may_see" not in done.stdout
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/name", HubId("org/name")),
+        ("Org-1/Name_2.5-4bit", HubId("Org-1/Name_2.5-4bit")),
+        ("org/name@main", HubId("org/name", "main")),
+        ("org/name@refs/pr/3", HubId("org/name", "refs/pr/3")),
+        ("org/name@" + "ab" * 20, HubId("org/name", "ab" * 20)),
+    ],
+)
+def test_what_a_hub_id_is(text, expected):
+    assert parse_hub_id(text) == expected
+    assert str(expected) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "name", "/", "a/", "/a", "./name", "../name", "/org/name", "~/name", "a/b/c"),
+        *("org//name", "org/na me", "org/na\nme", "C:/model", "C:\\model", "org\\name"),
+        *("örg/name", "org/name@", "org/name@ x", "org/name@../x", "org/name@-x", "@org/name"),
+        *("org/-name", "org/name.", "org/a--b", "org/a..b", "org/name.git", "o/" + "n" * 95),
+        *("https://huggingface.co/org/name", "org/name?x", "org/name#x", "org/name@a@b"),
+    ],
+)
+def test_what_cannot_be_a_hub_id(text):
+    # So it is read as a path, and never asked of a network.
+    assert parse_hub_id(text) is None
+
+
+def test_an_id_is_pinned_to_a_commit_and_only_what_scores_is_fetched(hub, resolve, cache):
+    commit = hub.add("org/name", {**FILES, **NEVER})
+    first, again, pinned = resolve("org/name", "org/name@main", f"org/name@{commit}")
+    assert first["commit"] == again["commit"] == pinned["commit"] == commit
+    assert first["folder"] == str(cache / "models--org--name" / "snapshots" / commit)
+    # No code, no pickles, no second copies: named one by one above.
+    assert set(first["names"]) == set(FILES)
+    assert hub.fetched() == sorted(FILES)
+    # Repository, whole commit, size and both ends are told before the first byte.
+    (sentence,) = first["said"]
+    assert f"fetching org/name at commit {commit}: 4 files, 0.00 GiB" in sentence
+    assert f"from 127.0.0.1 into {cache}" in sentence
+    assert again["said"] == pinned["said"] == []
+    assert (Path(first["folder"]) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_whole_commit_in_the_cache_needs_no_network(hub, resolve):
+    commit = hub.add("org/name", FILES)
+    resolve("org/name")
+    hub.asked.clear()
+    (found,) = resolve(f"org/name@{commit}")
+    # Nothing was asked, although the hub is there.
+    assert (found["commit"], found["said"], hub.asked) == (commit, [], [])
+
+
+def test_other_branches_and_revisions(hub, resolve):
+    first = hub.add("org/name", FILES)
+    second = hub.add("org/name", {**FILES, "READY.json": b"{}"}, branch="refs/pr/1")
+    main, request, short, gone = resolve(
+        "org/name", "org/name@refs/pr/1", f"org/name@{first}", "org/name@v9"
+    )
+    assert [main["commit"], request["commit"], short["commit"]] == [first, second, first]
+    assert "READY.json" in request["names"]
+    assert "must have the revision that is named, it has no v9" in gone["error"]
+    assert f"{hub.url}/org/name" in gone["hint"]
+
+
+def test_an_update_of_a_branch_fetches_the_new_commit(hub, resolve):
+    hub.add("org/name", FILES)
+    resolve("org/name")
+    newer = hub.add("org/name", {**FILES, "model.safetensors": b"v" * 3000})
+    hub.asked.clear()
+    (found,) = resolve("org/name")
+    assert found["commit"] == newer
+    assert (Path(found["folder"]) / "model.safetensors").read_bytes() == b"v" * 3000
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:1"}, "127.0.0.1 cannot be reached"),
+    ],
+)
+def test_without_a_connection_the_cache_is_taken_and_told(hub, resolve, cache, environment, reason):
+    commit = hub.add("org/name", FILES)
+    resolve("org/name")
+    hub.asked.clear()
+    branch, pinned, other, unknown = resolve(
+        "org/name", f"org/name@{commit}", "org/name@dev", "org/gone", **environment
+    )
+    assert branch["commit"] == pinned["commit"] == commit
+    # A branch may have moved since, so it is said; a commit cannot.
+    (sentence,) = branch["said"]
+    assert sentence.startswith(f"{reason}: taking org/name at commit {commit} from {cache}")
+    assert pinned["said"] == []
+    # Never another revision than the one that was named; the one that is there is offered.
+    assert f"org/name@dev must be in the cache, as {reason}; got none in {cache}" in other["error"]
+    assert f"name a commit that is there: org/name@{commit}" in other["hint"]
+    assert "org/gone must be in the cache" in unknown["error"]
+    assert "weighbridge checkpoint info org/gone" in unknown["hint"]
+    assert "models--org--gone" in unknown["hint"]
+    assert hub.asked == []
+
+
+def test_a_hub_that_is_down_is_told_by_its_status(hub, resolve):
+    commit = hub.add("org/name", FILES)
+    resolve("org/name")
+    hub.repos["org/name"].error = (503, "")
+    (found,) = resolve("org/name")
+    assert found["commit"] == commit
+    assert found["said"][0].startswith("127.0.0.1 answers HTTP 503: taking org/name at commit")
+
+
+def test_half_a_snapshot_is_noticed(hub, resolve, cache):
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    files = {
+        "config.json": b"{}",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "model-1.safetensors": b"1" * 100,
+        "model-2.safetensors": b"2" * 100,
+    }
+    commit = hub.add("org/name", files)
+    folder = Path(resolve("org/name")[0]["folder"])
+    # As after another program fetched single files only: no list of all files is kept.
+    shutil.rmtree(cache / "models--org--name" / "trees")
+    (folder / "model-2.safetensors").resolve().unlink()
+    (folder / "model-2.safetensors").unlink()
+    (offline,) = resolve("org/name", HF_HUB_OFFLINE="1")
+    assert f'{folder} lacks "model-2.safetensors"' in offline["error"]
+    hub.asked.clear()
+    # With the hub there, only what is missing is fetched; the pinned commit does not hide it.
+    (online,) = resolve(f"org/name@{commit}")
+    assert hub.fetched() == ["model-2.safetensors"]
+    assert "1 files" in online["said"][0]
+    # A file of configuration alone is no model either.
+    for name in ("model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"):
+        (folder / name).unlink()
+    shutil.rmtree(cache / "models--org--name" / "trees")
+    (bare,) = resolve("org/name", HF_HUB_OFFLINE="1")
+    assert 'lacks "model.safetensors"' in bare["error"]
+
+
+REFUSALS = [
+    ((404, "RepoNotFound"), "must be a folder here or a repository on 127.0.0.1", "spelling"),
+    # So the hub answers for one that is private or not there, when nobody has logged in.
+    ((401, "RepoNotFound"), "must be a folder here or a repository on 127.0.0.1", "HF_TOKEN"),
+    ((401, ""), "must give access to", "HF_TOKEN"),
+    ((401, "GatedRepo"), "must be granted to your account first: it is gated", "accept its"),
+    ((403, "GatedRepo"), "must be granted to your account first: it is gated", "hf auth login"),
+    ((403, ""), "it refused (HTTP 403)", "HF_TOKEN"),
+    ((429, ""), "too many requests (HTTP 429)", "some minutes"),
+    ((410, ""), "it answered otherwise (HTTP 410)", "HF_ENDPOINT"),
+    ((500, ""), "must be in the cache, as 127.0.0.1 answers HTTP 500", "with a connection"),
+]
+
+
+def test_each_refusal_of_the_hub(hub, resolve):
+    names = [f"org/name{number}" for number in range(len(REFUSALS))]
+    for name, (answer, _, _) in zip(names, REFUSALS, strict=True):
+        hub.add(name, FILES)
+        hub.repos[name].error = answer
+    for found, name, (_, message, hint) in zip(resolve(*names), names, REFUSALS, strict=True):
+        assert message in found["error"]
+        assert name in found["error"] or "too many" in message
+        assert hint in found["hint"]
+        assert found["said"] == []
+
+
+def test_a_gated_repository_is_found_out_at_its_files(hub, resolve):
+    hub.add("org/name", FILES)
+    hub.repos["org/name"].gated = True
+    (found,) = resolve("org/name")
+    # The hub describes such a repository to everyone.
+    assert found["said"]
+    assert "is gated" in found["error"]
+    assert hub.tokens == {"Bearer hf_nobody_may_see_this"}
+
+
+FOREIGN = [
+    ({"config.json": b"", "model-Q4_K_M.gguf": b""}, 'GGUF ("model-Q4_K_M.gguf")'),
+    ({"config.json": b"", "pytorch_model.bin": b""}, "a pickle of PyTorch"),
+    ({"params.json": b"", "consolidated.safetensors": b""}, "the layout of Mistral's own"),
+    ({"model_index.json": b"", "unet/a.safetensors": b""}, "a pipeline that makes images"),
+    ({"onnx/model.onnx": b"", "config.json": b""}, 'ONNX ("onnx/model.onnx")'),
+    ({"README.md": b""}, "no weights"),
+]
+
+
+def test_a_repository_without_safetensors(hub, resolve):
+    names = [f"org/name{number}" for number in range(len(FOREIGN))]
+    for name, (files, _) in zip(names, FOREIGN, strict=True):
+        hub.add(name, files)
+    for found, name, (_, holds) in zip(resolve(*names), names, FOREIGN, strict=True):
+        assert f"{name} on 127.0.0.1 holds {holds}" in found["error"]
+        assert found["said"] == []
+        assert found["hint"]
+    # Told from the names alone.
+    assert hub.fetched() == []
+
+
+def test_an_adapter_is_fetched_too(hub, resolve):
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"a" * 9}
+    hub.add("org/lora", files)
+    online, offline = resolve("org/lora")[0], resolve("org/lora", HF_HUB_OFFLINE="1")[0]
+    assert online["names"] == offline["names"] == sorted(files)
+
+
+def test_a_disk_that_is_too_small_is_told_before(hub, resolve):
+    hub.add("org/name", FILES)
+    hub.repos["org/name"].claims["model.safetensors"] = 2**60
+    (found,) = resolve("org/name")
+    assert "needs 1073741824.00 GiB where " in found["error"]
+    assert "HF_HUB_CACHE" in found["hint"]
+    assert hub.fetched() == []
+
+
+@pytest.mark.slow
+def test_a_download_that_breaks_off_goes_on_later(hub, resolve):
+    first = hub.add("org/name", FILES)
+    resolve("org/name")
+    newer = hub.add("org/name", {**FILES, "model.safetensors": b"v" * 5000, "READY.json": b"{}"})
+    hub.repos["org/name"].cut["model.safetensors"] = 100
+    # The client tries a few times by itself.
+    (broken,) = resolve("org/name")
+    assert "must come to its end, it broke off" in broken["error"]
+    assert "run the same command again" in broken["hint"]
+    # Without a connection the commit before it is still there, whole.
+    (offline,) = resolve("org/name", HF_HUB_OFFLINE="1")
+    assert offline["commit"] == first
+    hub.repos["org/name"].cut.clear()
+    hub.asked.clear()
+    (found,) = resolve("org/name")
+    assert found["commit"] == newer
+    assert hub.fetched() == ["model.safetensors"]
+
+
+def test_a_cache_that_cannot_be_written(hub, resolve, tmp_path):
+    hub.add("org/name", FILES)
+    (tmp_path / "file").write_text("no folder")
+    (found,) = resolve("org/name", HF_HUB_CACHE=str(tmp_path / "file"))
+    assert "the cache of the hub must be a folder that you may write to" in found["error"]
+    assert "HF_HUB_CACHE" in found["hint"]
+
+
+def test_an_address_with_a_password_is_not_shown(hub, resolve):
+    secret = hub.url.replace("http://", "http://me:hunter2@")
+    (found,) = resolve("org/gone", HF_ENDPOINT=secret)
+    assert "repository on 127.0.0.1" in found["error"]
+    assert "hunter2" not in json.dumps(found)
+
+
+def test_the_library_is_not_imported_for_a_name(fresh_process):
+    code = """
+    import sys
+    from weighbridge.scorer.hub import parse_hub_id
+    parse_hub_id("org/name")
+    print({"huggingface_hub", "mlx", "transformers"} & set(sys.modules))
+    """
+    # Whether a name is a path must be quick to tell.
+    assert fresh_process(code).stdout.strip() == "set()"
+
+
+def test_telemetry_is_off_unless_asked_for(fresh_process):
+    code = """
+    import os
+    os.environ.pop("HF_HUB_DISABLE_TELEMETRY", None)
+    os.environ.pop("DO_NOT_TRACK", None)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    {setting}
+    from weighbridge.scorer.hub import HubId, resolve_hub_id
+    try:
+        resolve_hub_id(HubId("org/name"), say=print)
+    except Exception as error:
+        from huggingface_hub import constants
+        print(type(error).__name__, constants.HF_HUB_DISABLE_TELEMETRY)
+    """
+    off = fresh_process(code.replace("{setting}", "")).stdout
+    on = code.replace("{setting}", 'os.environ["HF_HUB_DISABLE_TELEMETRY"] = "0"')
+    assert off.split() == ["CheckpointError", "True"]
+    assert fresh_process(on).stdout.split() == ["CheckpointError", "False"]
