@@ -79,7 +79,8 @@ def _unknown_type(config: Mapping[str, Any]) -> str | None:
             "which mlx-lm needs for it and is not installed"
         )
     # A model type of somebody's own is known once it is imported.
-    if model_type in _known_types() or f"mlx_lm.models.{model_type}" in sys.modules:
+    own = sys.modules.get(f"mlx_lm.models.{model_type}")
+    if model_type in _known_types() or hasattr(own, "ModelArgs"):
         return None
     if what := _TYPES.get(model_type):
         return (

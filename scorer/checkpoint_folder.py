@@ -6,7 +6,8 @@ base, a model that only sees. Each is refused with what helps.
 
 import json
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def check_folder(folder: Path) -> None:
     config = _config(folder)
     if config is not None:
         _check_architecture(folder, config, names)
-    _check_shards(folder, weights)
-    _check_tensors(folder, weights)
+    tensors = {path.name: _tensors(path) for path in weights}
+    _check_shards(folder, tensors)
+    _check_tensors(folder, tensors)
     _check_tokenizer(folder, names)
 
 
@@ -133,8 +135,6 @@ def _no_config(folder: Path, names: set[str]) -> CheckpointError:
         return adapter_alone(folder)
     below = sorted(path.parent.name for path in folder.glob("*/config.json"))
     found = foreign_format(names)
-    if "modules.json" in names or "config_sentence_transformers.json" in names:
-        found = None
     what = found.what if found else "none"
     hint = found.remedy if found else "name the folder that holds config.json and the weights"
     if below and (found is None or "model_index.json" not in names):
@@ -152,10 +152,10 @@ def adapter_alone(folder: Path) -> CheckpointError:
     except (OSError, ValueError, AttributeError, RecursionError):
         base = None
     said = f", made for {quoted(base, limit=200)}" if isinstance(base, str) else ""
-    named = base if isinstance(base, str) and base.isprintable() and " " not in base else "BASE"
+    named = shlex.quote(base) if isinstance(base, str) and base.isprintable() else "BASE"
     return CheckpointError(
         f"a checkpoint must hold a whole model, got an adapter alone in {folder}{said}",
-        hint=f"--checkpoint {named} --adapter {folder}",
+        hint=f"--checkpoint {named} --adapter {shlex.quote(str(folder))}",
     )
 
 
@@ -214,22 +214,26 @@ def _index(folder: Path) -> dict[str, str]:
     return files
 
 
-def _check_shards(folder: Path, weights: Sequence[Path]) -> None:
+def _tensors(path: Path) -> dict[str, str]:
+    """Read the types of the tensors in a file, by name."""
+    header = safetensors_header(path)
+    return {name: tensor["dtype"] for name, tensor in header.items() if name != "__metadata__"}
+
+
+def _check_shards(folder: Path, tensors: Mapping[str, Mapping[str, str]]) -> None:
     """Compare the weights that are there with those that the index or their names tell of."""
     holders: dict[str, str] = {}
-    for path in weights:
-        for name in safetensors_header(path):
-            if name == "__metadata__":
-                continue
+    for file, names in tensors.items():
+        for name in names:
             if name in holders:
                 # mlx-lm loads all files, and the last one in no fixed order wins.
                 raise CheckpointError(
                     f"a tensor must be in one file, got {quoted(name)} in {holders[name]} and "
-                    f"in {path.name}",
+                    f"in {file}",
                     hint=f"keep the weights of one model only in {folder}",
                 )
-            holders[name] = path.name
-    there = {path.name for path in weights}
+            holders[name] = file
+    there = set(tensors)
     named = _index(folder)
     if not named:
         _check_numbers(folder, there)
@@ -265,18 +269,17 @@ def _check_numbers(folder: Path, there: set[str]) -> None:
 
 
 def _missing_shards(folder: Path, absent: Sequence[str], there: Sequence[str]) -> CheckpointError:
+    alone = f"; or remove {INDEX_FILE}, if model.safetensors is the whole model"
     return CheckpointError(
         f"a checkpoint must be whole, {folder} lacks {len(absent)} of "
         f"{len(absent) + len(there)} weight files: {listed(absent)}",
-        hint="fetch them too; an interrupted download goes on with the command that began it",
+        hint="fetch them too; an interrupted download goes on with the command that began it"
+        + (alone if list(there) == ["model.safetensors"] else ""),
     )
 
 
-def _check_tensors(folder: Path, weights: Sequence[Path]) -> None:
-    dtypes: dict[str, str] = {}
-    for path in weights:
-        header = safetensors_header(path)
-        dtypes |= {n: tensor["dtype"] for n, tensor in header.items() if n != "__metadata__"}
+def _check_tensors(folder: Path, tensors: Mapping[str, Mapping[str, str]]) -> None:
+    dtypes = {name: dtype for names in tensors.values() for name, dtype in names.items()}
     language = {n: dtype for n, dtype in dtypes.items() if not is_vision(n) and not is_draft(n)}
     if dtypes and not language:
         raise CheckpointError(

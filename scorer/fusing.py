@@ -164,7 +164,10 @@ def _write_weights(
     with mx.stream(mx.cpu if dtype == "float64" else mx.default_device()):
         model = load_model(folder, dtype, adapter=adapter, dequantize=True)
         logits = prompt_logits(model)
-        save_model(partial, model)
+        try:
+            save_model(partial, model)
+        except RuntimeError as error:  # how MLX tells of a disk that is full
+            raise OSError(str(error)) from error
     parameters: Any = tree_flatten(model.parameters())
     return logits, any(name.endswith("lm_head.weight") for name, _ in parameters)
 

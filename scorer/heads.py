@@ -35,6 +35,8 @@ class HeadCut(StrEnum):
     """One position of each row, the candidates' columns."""
     POSITIONS = "positions"
     """One position of each row, all of the vocabulary."""
+    ALL_POSITIONS = "all positions"
+    """All positions, the candidates' columns: a bare product with tied embeddings."""
     NONE = "none"
     """All positions, all of the vocabulary."""
 
@@ -86,6 +88,7 @@ class CandidateHead:
         for module in modules:
             if _is_head(module, self.vocabulary):
                 module.__class__ = _able_to_cut(type(module), weakref.ref(self))
+        self._by_token = _holds_token_ids(model)
 
     def logits(
         self,
@@ -108,10 +111,11 @@ class CandidateHead:
         """
         asked = _Asked(mx.array(last), candidates)
         logits = self._call(tokens, caches, asked)
-        columns = asked.answered and self.cut is HeadCut.COLUMNS
+        columns = asked.answered and self.cut is not HeadCut.POSITIONS
+        picked = asked.answered and self.cut is not HeadCut.ALL_POSITIONS
         expected = (
             len(last),
-            1 if asked.answered else tokens.shape[1],
+            1 if picked else tokens.shape[1],
             len(candidates) if columns else self.vocabulary,
         )
         if logits.shape != expected:
@@ -119,7 +123,7 @@ class CandidateHead:
                 f"the logits of a model must be of shape {expected}, got {logits.shape}",
                 hint="this architecture is not supported",
             )
-        logits = logits[:, 0] if asked.answered else logits[mx.arange(len(last)), asked.last]
+        logits = logits[:, 0] if picked else logits[mx.arange(len(last)), asked.last]
         logits = at_least_float32(logits if columns else logits[:, mx.array(candidates)])
         mx.eval(logits)
         return np.array(logits)
@@ -157,15 +161,21 @@ class CandidateHead:
         tokens = mx.array([prompt, prompt])
         whole = at_least_float32(self._model(tokens)[mx.arange(2), mx.array(last)])
         reference = np.array(whole[:, mx.array(prompt)])
-        if not np.isfinite(reference).all():
+        # Minus infinity is how a model forbids tokens that its vocabulary does not use.
+        used = np.flatnonzero(~np.isneginf(reference).all(axis=0)).tolist()
+        candidates = tuple(prompt[column] for column in used)
+        reference = reference[:, used]
+        if not candidates or not np.isfinite(reference).all():
             raise CheckpointError(
                 "the logits of a plain prompt must be finite numbers, got some that are not",
                 hint="the weights are damaged, or too large for the compute dtype",
             )
         for cut in HeadCut:
+            if self._by_token and cut in {HeadCut.COLUMNS, HeadCut.ALL_POSITIONS}:
+                continue
             self.cut = cut
             try:
-                own = self.logits(tokens, None, last, prompt)
+                own = self.logits(tokens, None, last, candidates)
             except _FOREIGN:
                 continue
             answered = cut is HeadCut.NONE or self._is_cut(tokens)
@@ -190,7 +200,12 @@ class CandidateHead:
             (B, 1, K), (B, 1, V) or (B, T, V), by what is asked and how far it is cut.
         """
         asked = self._asked
-        if asked is None or hidden.ndim != 3 or hidden.shape[0] != asked.last.size:
+        if (
+            asked is None
+            or self.cut is HeadCut.ALL_POSITIONS
+            or hidden.ndim != 3
+            or hidden.shape[0] != asked.last.size
+        ):
             return whole(hidden)
         asked.answered = True
         picked = hidden[mx.arange(hidden.shape[0]), asked.last]
@@ -199,6 +214,29 @@ class CandidateHead:
         rows = self._gathered(head, asked.candidates)
         logits = picked.astype(rows.weight.dtype) @ rows.weight.T
         return (logits if rows.bias is None else logits + rows.bias)[:, None]
+
+    def factor(self, head: Any, whole: mx.array) -> mx.array:
+        """Return what a model multiplies by that takes the weights of its head itself.
+
+        Args:
+            head: An embedding module.
+            whole: Its weights, (V, D).
+
+        Returns:
+            The rows of the candidates, (K, D), while they are asked for in this way.
+        """
+        if self._asked is None or self.cut is not HeadCut.ALL_POSITIONS:
+            return whole
+        self._asked.answered = True
+        return self._gathered(head, self._asked.candidates).weight
+
+    def look_up(self, own: Callable[[], mx.array]) -> mx.array:
+        """Embed tokens, for which the weights must be whole."""
+        asked, self._asked = self._asked, None
+        try:
+            return own()
+        finally:
+            self._asked = asked
 
     def _call(self, tokens: mx.array, caches: Sequence[Any] | None, asked: _Asked) -> mx.array:
         self._asked = None if self.cut is HeadCut.NONE else asked
@@ -242,10 +280,12 @@ def candidate_rows(head: Any, token_ids: tuple[int, ...]) -> tuple[mx.array, mx.
         where the head is float64.
     """
     index = mx.array(token_ids)
+    # Not as an attribute: that may be answered by these very rows.
+    weight = head["weight"]
     if isinstance(head, nn.QuantizedLinear | nn.QuantizedEmbedding):
         biases = getattr(head, "biases", None)
         rows = mx.dequantize(
-            head.weight[index],
+            weight[index],
             head.scales[index],
             None if biases is None else biases[index],
             group_size=head.group_size,
@@ -253,7 +293,7 @@ def candidate_rows(head: Any, token_ids: tuple[int, ...]) -> tuple[mx.array, mx.
             mode=head.mode,
         )
     else:
-        rows = head.weight[index]
+        rows = weight[index]
     bias = head["bias"][index] if "bias" in head else None
     return at_least_float32(rows), None if bias is None else at_least_float32(bias)
 
@@ -296,6 +336,22 @@ def _is_head(module: Any, vocabulary: int) -> bool:
     return isinstance(module, _EMBEDDINGS + _LINEARS) and module["weight"].shape[0] == vocabulary
 
 
+def _holds_token_ids(model: Any) -> bool:
+    """Whether a model holds whole numbers outside its layers and its packed weights.
+
+    They are ids of tokens, and Phi 3 small writes to the logits by them. Logits of K columns
+    would be written to behind their end, where MLX checks nothing: not even to be tried.
+    """
+    for path, module in model.named_modules():
+        layer = any(part.isdigit() for part in path.split("."))
+        if layer or isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+            continue
+        for value in module.values():
+            if isinstance(value, mx.array) and not mx.issubdtype(value.dtype, mx.floating):
+                return True
+    return False
+
+
 def _able_to_cut(kind: Any, owner: "weakref.ref[CandidateHead]") -> type:
     """Derive a class whose projection answers for candidates while they are asked for."""
     plain: Any = getattr(kind, "uncut", kind)
@@ -309,4 +365,20 @@ def _able_to_cut(kind: Any, owner: "weakref.ref[CandidateHead]") -> type:
         head = owner()
         return whole(x) if head is None else head.project(self, x, whole)
 
-    return type(plain.__name__, (plain,), {name: projection, "uncut": plain})
+    members: dict[str, Any] = {name: projection, "uncut": plain}
+    if issubclass(plain, nn.Embedding):
+
+        def weight(self: Any) -> mx.array:
+            head = owner()
+            return self["weight"] if head is None else head.factor(self, self["weight"])
+
+        def look_up(self: Any, x: mx.array) -> mx.array:
+            head = owner()
+            return (
+                plain.__call__(self, x)
+                if head is None
+                else head.look_up(lambda: plain.__call__(self, x))
+            )
+
+        members |= {"weight": property(weight), "__call__": look_up}
+    return type(plain.__name__, (plain,), members)

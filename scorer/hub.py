@@ -130,7 +130,7 @@ def _fetch(hub_id: HubId, info: "ModelInfo", commit: str, say: Callable[[str], N
         _require_space(hub_id, cache, size)
         say(
             f"fetching {hub_id.repo} at commit {commit}: {len(missing)} files, "
-            f"{size / 2**30:.2f} GiB, from {hub_host()} into {cache}"
+            f"{_readable(size)}, from {hub_host()} into {cache}"
         )
         try:
             with _quietly():
@@ -168,8 +168,12 @@ def _require_space(hub_id: HubId, cache: Path, size: int) -> None:
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if size > free:
-        needs = f"{size / 2**30:.2f} GiB where {free / 2**30:.2f} are free"
+        needs = f"{_readable(size)} where {_readable(free)} are free"
         raise disk_full(hub_id, cache, needs)
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
 
 
 def _from_cache(

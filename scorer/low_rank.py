@@ -1,6 +1,6 @@
 """Low-rank products added to the weights of a model. Call everything here on the MLX thread."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from weighbridge.scorer.quantized import (
     replace_module,
 )
 from weighbridge.scorer.untying import head_is_tied, untie_head
-from weighbridge.scorer.weight_files import is_vision, safetensors_header, weight_files
+from weighbridge.scorer.weight_files import weight_files
 
 _LINEARS = (nn.Linear, nn.QuantizedLinear)
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -207,7 +207,7 @@ def _check_coverage(
     """Compare an mlx adapter's tensors with what its configuration says it covers."""
     if adapter.layers is None or adapter.keys is None:
         return
-    layers = {id(layer) for layer in model.layers[-max(adapter.layers, 0) :]}
+    layers = {id(layer) for layer in getattr(model, "layers", ())[-max(adapter.layers, 0) :]}
     inside = [path for path, module in modules.items() if id(module) in layers]
     wanted = {
         path
@@ -281,13 +281,11 @@ def _stored(folder: Path) -> dict[str, list[Any]]:
     stored: dict[str, list[Any]] = {}
     for file in weight_files(folder):
         arrays: Any = mx.load(str(file))
-        for name in _language_weights(safetensors_header(file)):
+        for name in arrays:
+            if not name.endswith(".weight"):
+                continue
             stored.setdefault(core_path(name.removesuffix(".weight")), []).append(arrays[name])
     return stored
-
-
-def _language_weights(header: Mapping[str, Any]) -> Iterator[str]:
-    return (name for name in header if name.endswith(".weight") and not is_vision(name))
 
 
 def _same(stored: mx.array, weight: mx.array) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from weighbridge.scorer.adapters import Adapter
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.quantization import check_quantization
+from weighbridge.scorer.quantization import check_quantization, refused_packing
 from weighbridge.scorer.quantized import check_types, dequantize_model, packed_modules
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,9 @@ LEAST_CHANGE = 1e-6
 
 LEAST_KEPT = 0.5
 """Smallest share of an adapter's change that must survive the rounding of the weights."""
+
+MOSTLY_KEPT = 0.9
+"""Below this share, rounding is worth a warning."""
 
 _PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -44,7 +47,10 @@ def load_model(
     """
     import mlx.core as mx
 
-    check_quantization(_config(folder))
+    config = _config(folder)
+    check_quantization(config)
+    if dequantize and config.get("quantize_activations"):
+        raise refused_packing("got quantize_activations, whose layers run on Metal alone")
     model = _load(folder)
     check_types(model)
     if adapter is not None:
@@ -123,6 +129,13 @@ def _fuse(model: Any, adapter: Adapter, dtype: str) -> None:
             f"an adapter must change the logits, got a change of {change:.1e} (relative)",
             hint="it has no effect on this base: its tensors are almost zero, or belong to "
             "parts that are not in use",
+        )
+    if kept < MOSTLY_KEPT:
+        logger.warning(
+            "rounding to %s keeps %.0f%% of the adapter's change; float32 keeps all of it "
+            "(--dtype float32)",
+            dtype,
+            100 * kept,
         )
     logger.debug("adapter: logits change by %.2g (relative), %.0f%% kept", change, 100 * kept)
 

@@ -35,10 +35,7 @@ def check_quantization(config: Mapping[str, Any]) -> None:
     if own is not None:
         _check_own(own)
         return
-    text = config.get("text_config")
-    foreign = config.get("quantization_config")
-    if foreign is None and isinstance(text, dict):
-        foreign = text.get("quantization_config")
+    foreign = _foreign(config)
     if not foreign:
         return
     if not isinstance(foreign, dict) or not isinstance(foreign.get("quant_method"), str):
@@ -62,7 +59,7 @@ def describe_quantization(config: Mapping[str, Any]) -> str | None:
     """
     own = config.get("quantization")
     if not isinstance(own, dict):
-        foreign = config.get("quantization_config")
+        foreign = _foreign(config)
         if not isinstance(foreign, dict):
             return None
         if "bits" not in foreign or "group_size" not in foreign:
@@ -82,10 +79,12 @@ def group_sizes(config: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
     Args:
         config: config.json.
     """
-    own = config.get("quantization") or config.get("quantization_config")
+    own = config.get("quantization") or _foreign(config)
     if not isinstance(own, dict):
         return 32, {}
     size = _params(own, own)[2]
+    if type(size) is not int:
+        size = 32  # of methods that have no choice
     special = {
         path: _params(own, value)[2] for path, value in own.items() if isinstance(value, dict)
     }
@@ -97,6 +96,13 @@ def refused_packing(reason: str) -> CheckpointError:
     return CheckpointError(
         f"packed weights must be of a kind that is read rightly, {reason}", hint=_CONVERT
     )
+
+
+def _foreign(config: Mapping[str, Any]) -> Any:
+    """Return the settings of another method; mlx-lm looks into the text part for them too."""
+    text = config.get("text_config")
+    found = config.get("quantization_config")
+    return text.get("quantization_config") if found is None and isinstance(text, dict) else found
 
 
 def _check_own(own: Any) -> None:

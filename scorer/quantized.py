@@ -35,21 +35,25 @@ def is_packed(module: Any) -> bool:
     return _counterpart(module) is not None
 
 
-def plain_weight(module: Any) -> Any:
+def plain_weight(module: Any, rows: Any = None) -> Any:
     """Return what packed weights stand for, in float32.
 
     Scales and biases are widened first: 16-bit ones would round each product.
 
     Args:
         module: A packed module of MLX or mlx-lm.
+        rows: Indices (K,) of the rows wanted of a matrix; None for all of any shape.
     """
     import mlx.core as mx
 
-    scales, biases = module.scales, module.get("biases")
-    if module.mode == "affine":
+    weight, scales, biases = module["weight"], module["scales"], module.get("biases")
+    if rows is not None:
+        weight, scales = weight[rows], scales[rows]
+        biases = None if biases is None else biases[rows]
+    if biases is not None:  # affine
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-    weight = mx.dequantize(
-        module.weight,
+    plain = mx.dequantize(
+        weight,
         scales,
         biases,
         group_size=module.group_size,
@@ -58,8 +62,9 @@ def plain_weight(module: Any) -> Any:
         dtype=mx.float32,
     )
     factor = module.get("global_scale")  # of nvfp4 experts, one each
-    # The kernels divide by the largest product of 4-bit and 8-bit floats, 6 times 448.
-    return weight if factor is None else weight * (factor / 2688.0)[:, None, None]
+    # As its kernels do: a factor is the largest weight, and 6 times 448 the largest product
+    # of their 4-bit and 8-bit floats.
+    return plain if factor is None else plain * (factor / 2688.0)[:, None, None]
 
 
 def plain_module(module: Any, weight: Any) -> Any:

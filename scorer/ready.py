@@ -296,7 +296,7 @@ class _Reader:
 
 def _plain(value: Any) -> Any:
     """Turn a number of NumPy into one that JSON can hold; leave all else for the check."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, int) or not isinstance(value, numbers.Real):
         return value
     return float(value)
 

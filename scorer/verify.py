@@ -145,7 +145,7 @@ def _adapter(
     if file is None:
         if expected is None:
             return []
-        note = "merged into the weights; the adapter's own file is not here, name it by --adapter"
+        note = "merged; its file is not here, name it by --adapter"
         return [FileCheck("adapter", expected, None, "unchecked", note)]
     name = file.name if file.parent == folder else str(file)
     (found,) = hash_files([file], hash_cache)

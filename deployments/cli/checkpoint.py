@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weighbridge.deployments.cli.checkpoint_files import fuse, verify
-from weighbridge.deployments.cli.options import JsonOption
+from weighbridge.deployments.cli.options import JsonOption, parse_temperature
 from weighbridge.deployments.console import (
     answer_console,
     print_answer,
@@ -20,6 +20,7 @@ from weighbridge.deployments.console import (
 if TYPE_CHECKING:
     from weighbridge.scorer.checkpoint import CheckpointInfo
     from weighbridge.scorer.temperature import Temperature
+
 
 checkpoint_app = typer.Typer(
     help="Checkpoints: what they are, whether they are whole, and merging adapters.",
@@ -62,7 +63,10 @@ def info(
     temperature: Annotated[
         float | None,
         typer.Option(
-            metavar="T", help="Show what this temperature would be taken for.", show_default=False
+            metavar="T",
+            parser=parse_temperature,
+            help="Show what this temperature would be taken for.",
+            show_default=False,
         ),
     ] = None,
     allow_uncalibrated: Annotated[
@@ -105,12 +109,13 @@ def info(
     resolved = checkpoint_temperature(
         described, temperature=temperature, allow_uncalibrated=allow_uncalibrated
     )
+    values = _values(described, resolved)
     if as_json:
-        print_json(_values(described, resolved))
+        print_json(values)
     else:
-        print_pairs(_folded(_pairs(_values(described, resolved))))
-    if resolved.warning:
-        print_hint(resolved.warning)
+        print_pairs(_folded(_pairs(values)))
+    for warning in values["warnings"]:
+        print_hint(warning)
 
 
 def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str, Any]:
@@ -118,8 +123,12 @@ def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str
 
     contract, adapter = described.contract, described.adapter
     ready = read_ready(described.folder)
-    base_model = ready.base_model or (contract.model if contract else None)
-    base_revision = ready.base_revision or (contract.revision if contract else None)
+    base_model, base_revision = ready.base_model, ready.base_revision
+    if base_model is None and contract is not None:
+        base_model, base_revision = contract.model, contract.revision
+    if adapter is not None:
+        # Of what is fused now; READY.json tells of what was merged before.
+        base_model, base_revision = adapter.base_model, None
     return {
         "fingerprint": described.fingerprint,
         "model_id": described.model_id,
@@ -143,8 +152,21 @@ def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str
         "context_tokens": described.context_tokens,
         "max_choices": contract.max_choices if contract else None,
         "accepted_prompt_sha256": contract.accepted_sha256 if contract else None,
-        "warnings": [temperature.warning] if temperature.warning else [],
+        "warnings": [*_left_over(described), *filter(None, [temperature.warning])],
     }
+
+
+def _left_over(described: "CheckpointInfo") -> list[str]:
+    """Tell of an adapter beside weights that hold it already: any other is refused."""
+    from weighbridge.scorer.adapters import MLX_WEIGHTS, PEFT_WEIGHTS
+
+    if described.adapter is not None:
+        return []
+    return [
+        f"{name} is merged into the weights already, and is not applied to them again"
+        for name in (MLX_WEIGHTS, PEFT_WEIGHTS)
+        if (described.folder / name).is_file()
+    ]
 
 
 def _pairs(values: dict[str, Any]) -> Sequence[tuple[str, str]]:
@@ -180,9 +202,12 @@ def _folded(pairs: Sequence[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     console = answer_console()
     room = console.width - max(len(name) for name, _ in pairs) - 2
     for name, value in pairs:
-        # Paths and hashes stay whole, to be copied.
-        whole: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
-        lines = textwrap.TextWrapper(max(room, 8), **whole).wrap(value) if console.is_terminal else [value]
+        lines = [value]
+        if console.is_terminal:
+            # Paths and hashes stay whole, to be copied.
+            lines = textwrap.wrap(
+                value, max(room, 8), break_long_words=False, break_on_hyphens=False
+            )
         yield from zip([name, *[""] * (len(lines) - 1)], lines, strict=True)
 
 

@@ -93,10 +93,9 @@ def _judge(folder: Path, checks: "tuple[FileCheck, ...]") -> None:
     bad = Counter(check.state for check in checks if not check.ok)
     if not bad:
         return
-    says = {"differs": "differ", "missing": "are missing", "unlisted": "are not listed"}
-    counts = ", ".join(f"{count} {says[state]}" for state, count in bad.items())
+    counts = ", ".join(f"{count} {state}" for state, count in bad.items())
     raise CommandError(
-        f"the files in {folder} must be those that are written down: of {len(checks)}, {counts}",
+        f"a checkpoint must be what is written down of it: {counts}, of {len(checks)} in {folder}",
         hint="fetch them again from where the checkpoint came from; --json tells the whole hashes",
     )
 
@@ -119,7 +118,7 @@ def fuse(
         ),
     ],
     out: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="OUT", help="The merged folder; must not exist.", show_default=False
         ),
@@ -132,7 +131,6 @@ def fuse(
             show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Merge an adapter into its base, as a new checkpoint folder with READY.json.
 
@@ -144,7 +142,6 @@ def fuse(
     from weighbridge.scorer.adapters import read_adapter
     from weighbridge.scorer.checkpoint import inspect_checkpoint
     from weighbridge.scorer.fusing import fuse_checkpoint
-    from weighbridge.scorer.ready import read_ready
     from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
     from weighbridge.tasks.settings import load_settings
 
@@ -165,23 +162,9 @@ def fuse(
     merged = fuse_checkpoint(
         described,
         read_adapter(found.folder),
-        out,
+        Path(out),
         dtype=dtype,
         hash_cache=hashes,
         progress=print_note,
     )
-    if not as_json:
-        print_answer(str(merged))
-        return
-    ready = read_ready(merged)
-    print_json(
-        {
-            "folder": str(merged),
-            "adapter_sha256": ready.adapter_sha256,
-            "base_model": ready.base_model,
-            "base_revision": ready.base_revision,
-            "prompt_sha256": ready.prompt_sha256,
-            "precision": ready.precision,
-            "weight_sha256": dict(ready.weight_sha256),
-        }
-    )
+    print_answer(str(merged))

@@ -33,3 +33,12 @@ def parse_age(text: str) -> timedelta | None:
     """Read an age such as 12h, 7d or 2w; None when it is none."""
     match = _AGE.fullmatch(text.strip())
     return timedelta(hours=int(match[1]) * _HOURS[match[2]]) if match else None
+
+
+def parse_temperature(text: str) -> float:
+    """Read a temperature; in contrast to the type alone, an error tells what was typed."""
+    try:
+        return float(text)
+    except ValueError:
+        message = f"temperature must be a number, got {text!r:.80}"
+        raise typer.BadParameter(message) from None

@@ -8,7 +8,7 @@ import typer
 from weighbridge.deployments.cli.against import against_request, report_against
 from weighbridge.deployments.cli.document_file import document_file
 from weighbridge.deployments.cli.errors import ExitCode
-from weighbridge.deployments.cli.options import DatabaseOption, JsonOption
+from weighbridge.deployments.cli.options import DatabaseOption, JsonOption, parse_temperature
 from weighbridge.deployments.cli.running import ask_store, run_flow
 from weighbridge.deployments.cli.score_options import (
     AcceptPromptOption,
@@ -86,6 +86,8 @@ def score(
     temperature: Annotated[
         float | None,
         typer.Option(
+            metavar="T",
+            parser=parse_temperature,
             help="Divides the logits; overrides the checkpoint's.",
             rich_help_panel=_SCORER,
             show_default=False,

@@ -92,8 +92,8 @@ CheckpointOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="The model, a folder or org/name[@revision] of a hub; the setting or the embedded "
-        "one if left out.",
+        help="The model: a folder, or org/name or org/name@revision of a hub; the setting or the "
+        "embedded one if left out.",
         rich_help_panel=_SCORER,
         show_default=False,
     ),

@@ -9,7 +9,6 @@ import os
 import platform
 import random
 import runpy
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,36 +237,3 @@ def test_documents_that_are_hostile(embedded: Path, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     assert "\x1b" not in out + err
-
-
-READY = json.loads((CASES / "temperature_policy.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("case", READY, ids=[case["name"] for case in READY])
-def test_checkpoints_of_every_temperature_policy(
-    case: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text('{"model_type": "llama"}')
-    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    size = len(header).to_bytes(8, sys.byteorder)
-    (checkpoint / "model.safetensors").write_bytes(size + header + b"\0\0\0\0")
-    if "ready" in case:
-        ready = case["ready"]
-        text = ready if isinstance(ready, str) else json.dumps(ready)
-        (checkpoint / "READY.json").write_text(text)
-    call = case["call"]
-    identity = [
-        word
-        for option, name in (("--model-id", "model_id"), ("--revision", "revision"))
-        if call.get(name) is not None
-        for word in (option, str(call[name]))
-    ]
-    code = main(["checkpoint", "info", str(checkpoint), *identity, "--json"])
-    out, err = capsys.readouterr()
-    if code:
-        require_plain_error(code, out, err)
-    else:
-        json.loads(out)
-    assert "Traceback" not in out + err

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import sys
 from contextlib import closing
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 

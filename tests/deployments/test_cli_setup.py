@@ -1,20 +1,12 @@
-"""doctor and checkpoint: what is installed, what a folder holds, where settings come from."""
+"""doctor and checkpoint demo: what is installed, and where settings come from."""
 
 import json
 import os
-import struct
 from pathlib import Path
 
 import pytest
 
 from weighbridge.deployments.cli import main
-
-CHECKPOINT_KEYS = [
-    *("fingerprint", "model_id", "revision", "architecture", "dtype", "quantization"),
-    *("adapter_sha256", "contract", "layout", "encoding", "max_input_tokens"),
-    *("temperature", "temperature_kind"),
-]
-NIMBLE = ("bespokelabs/Bespoke-Nimble-9B", "93ec5d6ff1a9cd31d6cc0e0c58d312465d36de7c")
 
 
 @pytest.fixture(autouse=True)
@@ -25,57 +17,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WEIGHBRIDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The smallest folder that is a checkpoint: one float32 weight."""
-    path = tmp_path / "tiny"
-    path.mkdir()
-    (path / "config.json").write_text('{"model_type": "llama"}')
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    data = struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.0)
-    (path / "model.safetensors").write_bytes(data)
-    return path
-
-
-def test_checkpoint_info_json_has_the_promised_keys(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["checkpoint", "info", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == CHECKPOINT_KEYS
-    assert (found["architecture"], found["dtype"], found["contract"]) == ("llama", "float32", None)
-    assert (found["layout"], found["encoding"]) == ("schema-first", "labels")
-    assert (found["temperature"], found["temperature_kind"]) == (1.0, "default")
-
-
-def test_checkpoint_info_takes_the_setting_and_the_identity(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setenv("WEIGHBRIDGE_CHECKPOINT", str(folder))
-    model_id, revision = NIMBLE
-    identity = ["--model-id", model_id, "--revision", revision]
-    assert main(["checkpoint", "info", *identity]) == 0
-    out = capsys.readouterr().out
-    assert f"folder            {folder}\n" in out
-    assert "temperature       2.179078721266035\n" in out
-    assert "temperature_kind  fitted\n" in out
-
-
-def test_checkpoint_info_without_any_names_the_next_step(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["checkpoint", "info"]) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        "error: a checkpoint must be named or the embedded one built, got neither",
-        "hint: build it once with: weighbridge checkpoint demo",
-    ]
-
-
-def test_checkpoint_info_of_a_missing_folder(capsys: pytest.CaptureFixture[str]):
-    assert main(["checkpoint", "info", "nowhere"]) == 1
-    assert capsys.readouterr().err.startswith("error: a checkpoint must be an existing folder")
 
 
 @pytest.mark.mlx
@@ -114,6 +55,7 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert found["settings"] == {
         "database_url": {"value": f"sqlite:///{here}/a.db", "origin": "option"},
         "checkpoint": {"value": "models/tiny", "origin": str(here / "weighbridge.toml")},
+        "adapter": {"value": None, "origin": "default"},
         "cache": {"value": str(cache), "origin": "WEIGHBRIDGE_CACHE"},
         "lease": {"value": os.environ["WEIGHBRIDGE_LEASE"], "origin": "WEIGHBRIDGE_LEASE"},
         "allow_remote_api": {"value": False, "origin": "default"},

@@ -58,6 +58,7 @@ CALLS: dict[str, list[tuple[list[str], int]]] = {
     "schema show": [(["s.json"], 0)],
     "schema convert": [(["s.json"], 0)],
     "checkpoint info": [([], 0)],
+    "checkpoint verify": [([], 0)],
     "deploy": [([], 0), (["nightly", "--documents", "two.jsonl", "--schema", "s.json"], 0)],
     "trigger": [(["adhoc", "--documents", "two.jsonl", "--schema", "s.json"], 0)],
     "worker install": [
@@ -84,6 +85,7 @@ MARKS = {
     "score": FLOW,
     "doctor": MODEL,
     "checkpoint info": MODEL,
+    "checkpoint verify": MODEL,
 }
 
 

@@ -1,11 +1,8 @@
 """`weighbridge trigger` against a real server and a real worker process."""
 
-import contextvars
 import json
 import re
 import signal
-import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,7 +56,9 @@ def adhoc(
     at_work: tuple[Any, UUID], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, dict[str, Any], str]]:
     """Trigger `adhoc` and wait: the exit code, the answer and what was said."""
-    monkeypatch.chdir(at_work[0].folder)
+    yard, late = at_work
+    yard.ended(late)  # or the worker might not be heard of yet
+    monkeypatch.chdir(yard.folder)
 
     def run(documents: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
         capsys.readouterr()
@@ -96,28 +95,25 @@ def flow_run(identity: str) -> Any:
         return client.read_flow_run(UUID(identity))
 
 
-def meanwhile(name: str, change: Callable[[Any, Any], None]) -> threading.Thread:
-    """Change the next run of a deployment once it is there, from another thread."""
+@pytest.fixture
+def waiting(idle: list[str], start_weighbridge: Callable[..., Any]) -> Callable[[], Any]:
+    """Trigger `idle` in a process of its own, which waits; give it and its flow run's id.
+
+    What it says tells when it has seen a state: only then the next one may come.
+    """
+
+    def start() -> tuple[Any, UUID]:
+        process = start_weighbridge(*idle, "--wait")
+        return process, UUID(process.stdout.readline().split()[1])
+
+    return start
+
+
+def set_state(identity: UUID, state: Any) -> None:
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 
-    only = DeploymentFilter(name=DeploymentFilterName(any_=[name]))
     with get_client(sync_client=True) as client:
-        before = {run.id for run in client.read_flow_runs(deployment_filter=only)}
-
-    def wait() -> None:
-        deadline = time.monotonic() + 60
-        with get_client(sync_client=True) as client:
-            while time.monotonic() < deadline:
-                runs = client.read_flow_runs(deployment_filter=only)
-                if new := [run for run in runs if run.id not in before]:
-                    change(client, new[0])
-                    return
-                time.sleep(0.2)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(wait,))
-    thread.start()
-    return thread
+        client.set_flow_run_state(identity, state, force=True)
 
 
 @pytest.mark.slow
@@ -192,6 +188,7 @@ def test_failed_is_1(adhoc: Callable[..., Any]):
     assert "is not on this machine" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "message", "code", "said"),
     [
@@ -200,29 +197,22 @@ def test_failed_is_1(adhoc: Callable[..., Any]):
         ("Cancelled", "cancelled through Prefect", 130, " was cancelled through Prefect\n"),
     ],
 )
-def test_other_ends(
-    state: str,
-    message: str,
-    code: int,
-    said: str,
-    idle: list[str],
-    capsys: pytest.CaptureFixture[str],
-):
+def test_other_ends(state: str, message: str, code: int, said: str, waiting: Callable[[], Any]):
     from prefect import states
 
-    ended = getattr(states, state)(message=message)
-    other = meanwhile("idle", lambda api, run: api.set_flow_run_state(run.id, ended, force=True))
-    assert main([*idle, "--wait"]) == code
-    other.join()
-    out, err = capsys.readouterr()
+    process, identity = waiting()
+    assert process.stdout.readline().startswith("page  http://127.0.0.1")
+    read_until(process, "waiting for a worker")
+    set_state(identity, getattr(states, state)(message=message))
+    err = process.stderr.read()
+    assert process.wait(300) == code
     assert said in err
-    assert "waiting for a worker" in err
     assert "interrupted" not in err  # nobody has pressed Ctrl-C here
     assert "trigger it again" not in err
-    assert out.splitlines()[1].startswith("page  http://127.0.0.1")
 
 
-def test_what_a_run_goes_through_is_told(idle: list[str], capsys: pytest.CaptureFixture[str]):
+@pytest.mark.slow
+def test_what_a_run_goes_through_is_told(waiting: Callable[[], Any]):
     from prefect import states
     from prefect.client.orchestration import get_client
 
@@ -233,35 +223,26 @@ def test_what_a_run_goes_through_is_told(idle: list[str], capsys: pytest.Capture
     with get_client(sync_client=True) as client:
         deployment = find(client, "idle")
         assert deployment is not None
-        client.send_worker_heartbeat("busy", "mini", 60)
+        client.send_worker_heartbeat("busy", "mini", 3600)
         other_run = client.create_flow_run_from_deployment(deployment.id)
         client.set_flow_run_state(other_run.id, states.Running(), force=True)
-    capsys.readouterr()
-
-    def change(api: Any, run: Any) -> None:
-        later = datetime.now(UTC) + timedelta(hours=1)
-        for each in (
-            states.Pending(),
-            states.Running(),
+    process, identity = waiting()
+    later = datetime.now(UTC) + timedelta(hours=1)
+    read_until(process, "waiting: the worker is busy with another run")
+    for state, told in (
+        (states.Pending(), "a worker has taken it, and is starting"),
+        (states.Running(), "running"),
+        (
             states.AwaitingRetry(scheduled_time=later),  # pyright: ignore[reportArgumentType]
-            states.Completed(),
-        ):
-            time.sleep(1.5)  # longer than it is asked
-            api.set_flow_run_state(run.id, each, force=True)
-
-    other = meanwhile("idle", change)
-    assert main([*idle, "--wait"]) == 1
-    other.join()
-    told = capsys.readouterr().err.splitlines()
-    assert told[1:6] == [
-        "waiting: the worker is busy with another run",
-        "a worker has taken it, and is starting",
-        "running",
-        "put back, waiting for a worker to go on with it",
-        "completed",
-    ]
+            "put back, waiting for a worker to go on with it",
+        ),
+        (states.Completed(), "completed"),
+    ):
+        set_state(identity, state)
+        assert process.stderr.readline() == f"{told}\n"
     # It is not known what became of the documents, so that this is no success.
-    assert "completed without saying what became of its documents" in told[6]
+    assert "completed without saying what became of its documents" in process.stderr.read()
+    assert process.wait(300) == 1
 
 
 def test_a_worker_that_is_online_is_not_asked_for(
@@ -387,8 +368,8 @@ def test_ctrl_c_leaves_the_run_going(
     way.end()  # without its server it does not just stand there
     read_until(process, "the Prefect API does not answer; trying again")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    err = process.stderr.read()
+    assert process.wait(300) == 130
     assert "the run goes on: http://127.0.0.1:" in err
     assert f"to end it: prefect flow-run cancel {identity}" in err
     assert err.endswith("interrupted\n")

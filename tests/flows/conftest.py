@@ -106,17 +106,24 @@ def bench(
     return Bench(tmp_path, embedded)
 
 
+Rows = dict[str, list[dict[str, Any]]]
+Kept = Callable[[Callable[[Rows], Any]], Rows]
+
+
 @pytest.fixture
-def kept_by_prefect(prefect_server: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
-    """Return all rows of all tables of Prefect's server, once all logs have arrived."""
+def kept_by_prefect(prefect_server: str) -> Kept:
+    """Return all rows of all tables of Prefect's server, once what is awaited has arrived.
+
+    Logs, tasks and events each take a way of their own, and come when the server has time.
+    """
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
 
     del prefect_server
     url = str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value())
 
-    def tables() -> dict[str, list[dict[str, Any]]]:
-        connection = sqlite3.connect(Path(url.partition(":///")[2]))
+    def tables() -> Rows:
+        connection = sqlite3.connect(Path(url.partition(":///")[2]), timeout=60)
         connection.row_factory = sqlite3.Row
         try:
             names = connection.execute("select name from sqlite_master where type = 'table'")
@@ -127,18 +134,19 @@ def kept_by_prefect(prefect_server: str) -> Callable[[], dict[str, list[dict[str
         finally:
             connection.close()
 
-    def settled() -> dict[str, list[dict[str, Any]]]:
-        APILogWorker.drain_all(timeout=20)
-        deadline = time.monotonic() + 20
+    def settled(awaited: Callable[[Rows], Any]) -> Rows:
+        APILogWorker.drain_all(timeout=120)
+        deadline = time.monotonic() + 300
         before = -1
         while time.monotonic() < deadline:
             found = tables()
             now = sum(map(len, found.values()))
-            if now == before:
+            # And what is not awaited: at rest, most of it is there.
+            if now == before and awaited(found):
                 return found
             before = now
             time.sleep(1)
-        raise AssertionError("Prefect's server did not come to rest")
+        raise AssertionError("what is awaited has not arrived, or the server came to no rest")
 
     return settled
 
@@ -224,23 +232,3 @@ def deployed(prefect_server: str) -> Iterator[Deployed]:
     del prefect_server
     with get_client(sync_client=True) as client:
         yield Deployed(client)
-
-
-@pytest.fixture
-def kept_with_event(
-    kept_by_prefect: Callable[[], dict[str, list[dict[str, Any]]]],
-) -> Callable[[str], dict[str, list[dict[str, Any]]]]:
-    """Return what `kept_by_prefect` does, once an event about a resource has arrived.
-
-    Events take a way of their own: the server writes them together, every few seconds.
-    """
-
-    def waiting(resource: str) -> dict[str, list[dict[str, Any]]]:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            kept = kept_by_prefect()
-            if any(resource in event["resource_id"] for event in kept["events"]):
-                return kept
-        raise AssertionError(f"Prefect's server has no event about {resource}")
-
-    return waiting

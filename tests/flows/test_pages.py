@@ -59,7 +59,7 @@ class Pages:
     url: str
     flow_run: dict[str, Any]
     artifacts: dict[str, dict[str, Any]]
-    read: Callable[[str, str], str]
+    read: Callable[..., str]
 
 
 def ask(url: str, path: str, body: object = None) -> Any:
@@ -68,7 +68,7 @@ def ask(url: str, path: str, body: object = None) -> Any:
         data=json.dumps(body or {}).encode(),
         headers={"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
 
 
@@ -99,9 +99,12 @@ def server(folder: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/api/health"):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{url}/api/health", timeout=10),
+            ):
                 break
             assert process.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < deadline, "the server did not answer"
@@ -117,8 +120,8 @@ def server(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def browser(executable: str) -> Iterator[Callable[[str, str], str]]:
-    """Open a browser; give a function that opens a page and reads it once a text is there."""
+def browser(executable: str) -> Iterator[Callable[..., str]]:
+    """Open a browser; give a function that opens a page and reads it once some texts are there."""
     sync = pytest.importorskip("playwright.sync_api")
     with sync.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
@@ -130,9 +133,11 @@ def browser(executable: str) -> Iterator[Callable[[str, str], str]]:
         # The pages look at nothing outside this machine.
         page.route(lambda url: "127.0.0.1" not in url, lambda route: route.abort("blockedbyclient"))
 
-        def read(url: str, awaited: str) -> str:
-            page.goto(url)
-            page.get_by_text(awaited).first.wait_for(timeout=60_000)
+        def read(url: str, *awaited: str) -> str:
+            page.goto(url, timeout=300_000)
+            # Each part of a page asks the server for itself, and comes when it is answered.
+            for text in awaited:
+                page.get_by_text(text).first.wait_for(timeout=300_000)
             return page.inner_text("body")
 
         try:
@@ -196,7 +201,8 @@ def test_the_summary_can_be_read(pages: Pages, ui: str):
 @pytest.mark.parametrize("ui", ["", "/v2"])
 def test_the_run_can_be_followed(pages: Pages, ui: str):
     run = pages.flow_run
-    text = pages.read(f"{pages.url}{ui}/runs/flow-run/{run['id']}?tab=Logs", "run 1 is completed")
+    awaited = ("run 1 is completed", run["name"], "schema:mood", "Completed", "1 document rejected")
+    text = pages.read(f"{pages.url}{ui}/runs/flow-run/{run['id']}?tab=Logs", *awaited)
     assert run["name"].startswith("score-mood-20")
     assert run["name"] in text
     assert "schema:mood" in text

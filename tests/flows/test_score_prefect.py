@@ -13,10 +13,14 @@ from weighbridge.tasks.sources import SourceError
 
 pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 
-Kept = Callable[[], dict[str, list[dict[str, Any]]]]
+Rows = dict[str, list[dict[str, Any]]]
+Kept = Callable[[Callable[[Rows], Any]], Rows]
 
 
-def of_run(kept: dict[str, list[dict[str, Any]]], name: str) -> dict[str, Any]:
+FAILED = ("refused-run", "headless-run", "broken-run")
+
+
+def of_run(kept: Rows, name: str) -> dict[str, Any]:
     """Return a flow run by what its documents are called, with its task runs and artifacts."""
     (flow_run,) = [run for run in kept["flow_run"] if name in run["parameters"]]
     return {
@@ -51,7 +55,13 @@ def test_names_and_artifacts(bench: Any, kept_by_prefect: Kept):
     documents = ["It broke.", "Thanks!", {"text": ""}, {"text": "x\0"}, {"text": " "}]
     outcome = bench.score(documents, schema=str(schema), batch_size=1, source="named-run")
     run_id = outcome["run_id"]
-    run = of_run(kept_by_prefect(), "named-run")
+
+    def whole(kept: Rows) -> bool:
+        run = of_run(kept, "named-run")
+        done = any(line.startswith(f"run {run_id} is completed") for line in run["logs"])
+        return done and len(run["task_runs"]) == 6 and len(run["artifacts"]) == 4
+
+    run = of_run(kept_by_prefect(whole), "named-run")
     assert run["name"].startswith("score-mood-20")
     (row,) = bench.rows("select name, flow_run_id from run")
     assert row["name"] == run["name"]
@@ -109,9 +119,7 @@ def test_names_and_artifacts(bench: Any, kept_by_prefect: Kept):
     )
 
 
-def test_nothing_of_the_documents_reaches_prefect(
-    bench: Any, kept_with_event: Callable[[str], dict[str, list[dict[str, Any]]]]
-):
+def test_nothing_of_the_documents_reaches_prefect(bench: Any, kept_by_prefect: Kept):
     documents = [
         {"id": "an-id", "text": "MARKERTEXT is broken", "who": "MARKERMETA", "MARKERKEY": 1},
         {"id": "long", "text": "MARKERTEXT " * 3000, "who": "MARKERMETA"},
@@ -142,13 +150,18 @@ def test_nothing_of_the_documents_reaches_prefect(
     with listening(fail), pytest.raises(RuntimeError):
         bench.score(documents, source="broken-run", rescore=True)
 
-    kept = kept_with_event("weighbridge.run.")
+    def whole(kept: Rows) -> bool:
+        failed = [of_run(kept, name)["logs"] for name in FAILED]
+        told = all(any("Encountered exception" in line for line in logs) for logs in failed)
+        return told and any("weighbridge.run." in each["resource_id"] for each in kept["events"])
+
+    kept = kept_by_prefect(whole)
     # The negative control: what may be there is found by the same search.
     assert "good-run" in repr(kept["flow_run"])
     assert "weighbridge.documents.rejected" in repr(kept["events"])
     assert "document.encoding" in repr(kept["artifact"])
     assert "schema:inline" in repr(kept["flow_run"])
-    for name in ("refused-run", "headless-run", "broken-run"):
+    for name in FAILED:
         run = of_run(kept, name)
         assert run["state_type"] == "FAILED"
         assert any("Encountered exception" in message for message in run["logs"])

