@@ -250,12 +250,12 @@ def test_a_worker_goes_on_while_we_prune(
     filled.run(LONG_AGO, *(make.scored(i) for i in range(2000)))
     worker = child(
         """
-        import platform, time
+        import pathlib, platform, time
         store = Store(open_engine(sqlite_url(path)))
         run = store.begin_run(make.start(host=platform.node(), prompt_version="2")).run_id
         say("ready")
-        longest, position, end = 0.0, 0, time.monotonic() + 3
-        while time.monotonic() < end:
+        longest, position, done = 0.0, 0, pathlib.Path(path).with_name("pruned")
+        while position < 10 or not done.exists():
             began = time.monotonic()
             store.record_batch(run, make.batch(make.scored(position, f"worker {position}")))
             longest, position = max(longest, time.monotonic() - began), position + 1
@@ -266,13 +266,15 @@ def test_a_worker_goes_on_while_we_prune(
     assert worker.stdout is not None
     assert worker.stdout.readline() == "ready\n"
     done = prune_runs(sqlite_url(path), CUTOFF)
+    path.with_name("pruned").touch()
     recorded, longest = worker.stdout.readline().split()
     assert worker.wait() == 0
     assert done.decisions == 2000
     require_whole(path)
-    assert rows(path)["decision"] == int(recorded) > 5
-    # Each of our transactions is far shorter; the limit is loose for a busy machine.
-    assert float(longest) < 2
+    assert rows(path)["decision"] == int(recorded)
+    # Each of our transactions is far shorter; the limit is loose for a busy machine, and less
+    # than the minute after which a writer would have given up.
+    assert float(longest) < 30
 
 
 def test_pruned_bytes_are_overwritten_and_vacuum_gives_them_back(
