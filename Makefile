@@ -29,6 +29,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/weighbridge checkpoint demo
+	$(BIN)/python tests/real_tokenizers.py
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev

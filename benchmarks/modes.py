@@ -17,7 +17,7 @@ import numpy as np
 from machine import machine_lines
 
 from weighbridge.scorer import ParallelScorer, Schema, ScoreResult
-from weighbridge.tasks.checkpoints import resolve_checkpoint, hash_cache
+from weighbridge.tasks.checkpoints import hash_cache, resolve_checkpoint
 from weighbridge.tasks.settings import load_settings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -31,7 +31,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     settings = load_settings()
-    scorer = ParallelScorer(resolve_checkpoint(None, settings).folder, hash_cache=hash_cache(settings))
+    folder = resolve_checkpoint(None, settings).folder
+    scorer = ParallelScorer(folder, hash_cache=hash_cache(settings))
     tickets = (EXAMPLES / "documents" / "tickets.jsonl").read_text(encoding="utf-8").split("\n")
     texts = [json.loads(line)["text"] for line in tickets[: arguments.documents]]
     for line in machine_lines():

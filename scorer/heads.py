@@ -18,6 +18,7 @@ import numpy as np
 from mlx import nn
 
 from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.quantized import plain_weight
 
 ROWS_LIMIT_BYTES = 64 * 2**20
 """What the gathered rows of all sets of candidates may hold together."""
@@ -280,20 +281,11 @@ def candidate_rows(head: Any, token_ids: tuple[int, ...]) -> tuple[mx.array, mx.
         where the head is float64.
     """
     index = mx.array(token_ids)
-    # Not as an attribute: that may be answered by these very rows.
-    weight = head["weight"]
     if isinstance(head, nn.QuantizedLinear | nn.QuantizedEmbedding):
-        biases = getattr(head, "biases", None)
-        rows = mx.dequantize(
-            weight[index],
-            head.scales[index],
-            None if biases is None else biases[index],
-            group_size=head.group_size,
-            bits=head.bits,
-            mode=head.mode,
-        )
+        rows = plain_weight(head, index)
     else:
-        rows = weight[index]
+        # Not as an attribute: that may be answered by these very rows.
+        rows = head["weight"][index]
     bias = head["bias"][index] if "bias" in head else None
     return at_least_float32(rows), None if bias is None else at_least_float32(bias)
 

@@ -195,7 +195,9 @@ def _from_cache(
         bring = f"name a commit that is there: {repo}@{others[0]}; or {bring}"
     if commit is None or not snapshot(repo, commit).is_dir():
         raise CheckpointError(
-            f"{hub_id} must be in the cache, as {reason}; got none in {cache}", hint=bring
+            f"{hub_id} must be a folder here or in the cache, as {reason}; got neither, the cache "
+            f"is {cache}",
+            hint=bring,
         ) from error
     if missing := missing_files(repo, commit):
         raise CheckpointError(

@@ -17,7 +17,7 @@ from weighbridge.scorer.chat import ChatTokenizer, Message
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.schema import Field, Schema
 
-LAYOUT_VERSIONS = {"schema-first": 2, "context-first": 1}
+LAYOUT_VERSIONS = {"schema-first": 3, "context-first": 2}
 ENCODING_VERSIONS = {"labels": 2, "codes": 1}
 """Part of the key of a decision: raised with every change of wording, of the lead-in, or of
 the reference texts of the label prior. A test pins the texts of each version."""
@@ -41,7 +41,7 @@ def prompt_version(layout: Layout, encoding: Encoding, permutations: int = 1) ->
         permutations: In how many orders of the choices it is asked.
 
     Returns:
-        Such as `2.2`, or `2.2/4` for four orders: an average is another decision than
+        Such as `3.2`, or `3.2/4` for four orders: an average is another decision than
         the answer in one order.
     """
     wording = f"{LAYOUT_VERSIONS[layout]}.{ENCODING_VERSIONS[encoding]}"

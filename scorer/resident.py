@@ -211,7 +211,7 @@ class ResidentCheckpoint:
         engine = Engine(model, chunk=self.backend.chunk)
         tolerance = PROBE_TOLERANCE[self.backend.dtype]
         cut = engine.check_head(tolerance)
-        if cut is not HeadCut.COLUMNS:
+        if cut in {HeadCut.POSITIONS, HeadCut.NONE}:
             logger.warning(
                 "%s: its head cannot be cut down to the choices, so all of the vocabulary is "
                 "computed%s, which is slower",

@@ -60,7 +60,7 @@ class DecisionKey(_Frozen):
         layout: What stood first in the prompt.
         encoding: What the model was asked to say.
         prompt_version: Version of the prompt's wording, and of how many orders of the
-            choices were averaged when that is more than one: `2.2`, `2.2/4`.
+            choices were averaged when that is more than one: `3.2`, `3.2/4`.
     """
 
     schema_sha256: str

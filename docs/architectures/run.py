@@ -52,7 +52,7 @@ KNOWN = {
     "gear": "mlx-lm reads the offset of a cache of convolutions, which has none",
     "plamo3": "its rotating caches hold one token less than its window mask shows",
     "gemma3n": "whole prompts get empty caches: without any, its last layers differ",
-    "phi3small": "its block mask depends on where a prompt is split; it writes to the logits by token",
+    "phi3small": "its block mask depends on where a prompt is split; writes to logits by token",
     "talkie": "its head is a bare array and no layer",
     **dict.fromkeys(
         ("llama4_text", "minicpm", "seed_oss"),
@@ -174,7 +174,7 @@ def page(outcomes: dict[str, Outcome]) -> str:
         "is computed rightly, not that a checkpoint of it answers well.",
         "",
         f"{len(right)} run in all modes; the largest difference among them is {worst:.0e} of the",
-        f"spread of the logits ({TOLERANCE:.0e} is allowed). For an architecture that falls back",
+        f"spread of the logits ({TOLERANCE:.0e} is allowed). For an architecture that falls back,",
         "every prompt is computed whole, which is slower and right.",
         "",
         "- **head**: `columns` computes the candidates at one position; `positions` all of the",

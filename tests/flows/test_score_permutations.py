@@ -72,9 +72,9 @@ def test_two_orders_end_to_end(bench: Any):
     assert (alone["permutations"], alone["flip_rate"]) == (1, None)
     runs = bench.rows("select id, permutations, prompt_version from run order by id")
     assert [tuple(run.values()) for run in runs] == [
-        (1, 2, "none/schema-first/labels/2.2/2"),
-        (2, 2, "none/schema-first/labels/2.2/2"),
-        (3, 1, "none/schema-first/labels/2.2"),
+        (1, 2, "none/schema-first/labels/3.2/2"),
+        (2, 2, "none/schema-first/labels/3.2/2"),
+        (3, 1, "none/schema-first/labels/3.2"),
     ]
     # Nor do four orders reuse anything of two or one.
     assert counts(ask(bench, 4, limit=1)) == (1, 0, 0)

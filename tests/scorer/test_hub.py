@@ -187,9 +187,10 @@ def test_without_a_connection_the_cache_is_taken_and_told(hub, resolve, cache, e
     assert sentence.startswith(f"{reason}: taking org/name at commit {commit} from {cache}")
     assert pinned["said"] == []
     # Never another revision than the one that was named; the one that is there is offered.
-    assert f"org/name@dev must be in the cache, as {reason}; got none in {cache}" in other["error"]
+    assert "org/name@dev must be a folder here or in the cache" in other["error"]
+    assert other["error"].endswith(f"as {reason}; got neither, the cache is {cache}")
     assert f"name a commit that is there: org/name@{commit}" in other["hint"]
-    assert "org/gone must be in the cache" in unknown["error"]
+    assert "org/gone must be a folder here or in the cache" in unknown["error"]
     assert "weighbridge checkpoint info org/gone" in unknown["hint"]
     assert "models--org--gone" in unknown["hint"]
     assert hub.asked == []
@@ -243,7 +244,7 @@ REFUSALS = [
     ((403, ""), "it refused (HTTP 403)", "HF_TOKEN"),
     ((429, ""), "too many requests (HTTP 429)", "some minutes"),
     ((410, ""), "it answered otherwise (HTTP 410)", "HF_ENDPOINT"),
-    ((500, ""), "must be in the cache, as 127.0.0.1 answers HTTP 500", "with a connection"),
+    ((500, ""), "in the cache, as 127.0.0.1 answers HTTP 500", "with a connection"),
 ]
 
 

@@ -190,7 +190,7 @@ def test_one_order_is_bitwise_what_it_was(folder: Path, tiny: Any, encoding: str
     # Decisions of earlier versions are reused: not one bit, and no part of the key, may move.
     assert [list(each.values()) for each in said(found).values()] == on_mlx_thread(by_hand)
     assert found.key == plain.key(schema)
-    assert found.key.prompt_version == {"labels": "2.2", "codes": "2.1"}[encoding]
+    assert found.key.prompt_version == {"labels": "3.2", "codes": "3.1"}[encoding]
     assert found.key.schema_sha256 == schema.sha256
     assert {field.flip_rate for field in found.fields.values()} == {None}
 
@@ -270,7 +270,7 @@ def test_orders_that_repeat_are_computed_once(folder: Path, tiny: Any):
     assert two.fields["urgent"].flip_rate == eight.fields["urgent"].flip_rate
     assert two.timings.suffix_tokens == eight.timings.suffix_tokens
     # Another number of orders is another decision all the same.
-    assert [each.key.prompt_version for each in (two, eight)] == ["2.2/2", "2.2/8"]
+    assert [each.key.prompt_version for each in (two, eight)] == ["3.2/2", "3.2/8"]
 
 
 @pytest.mark.mlx
@@ -371,6 +371,6 @@ def test_every_number_of_orders_has_its_own_version():
         for orders in range(1, 33)
     }
     # Layout and encoding are told apart beside it; the two layouts differ in number already.
-    assert prompt_version(Layout.SCHEMA_FIRST, Encoding.LABELS) == "2.2"
-    assert prompt_version(Layout.SCHEMA_FIRST, Encoding.LABELS, 4) == "2.2/4"
+    assert prompt_version(Layout.SCHEMA_FIRST, Encoding.LABELS) == "3.2"
+    assert prompt_version(Layout.SCHEMA_FIRST, Encoding.LABELS, 4) == "3.2/4"
     assert len(versions) == 4 * 32

@@ -13,10 +13,10 @@ from weighbridge.scorer.prompts import Layout, PromptText, prompt_version
 # Version, and the first digits of the hash of all texts. Whoever changes a text raises its
 # version in `scorer/prompts.py` and pins both here.
 PINNED = {
-    (Layout.SCHEMA_FIRST, Encoding.LABELS): ("2.2", "7c6fb3f99ebb4fb5"),
-    (Layout.SCHEMA_FIRST, Encoding.CODES): ("2.1", "93acb85fed67bc5f"),
-    (Layout.CONTEXT_FIRST, Encoding.LABELS): ("1.2", "ae3a792176036dfe"),
-    (Layout.CONTEXT_FIRST, Encoding.CODES): ("1.1", "f87c385c3ca347ca"),
+    (Layout.SCHEMA_FIRST, Encoding.LABELS): ("3.2", "7c6fb3f99ebb4fb5"),
+    (Layout.SCHEMA_FIRST, Encoding.CODES): ("3.1", "93acb85fed67bc5f"),
+    (Layout.CONTEXT_FIRST, Encoding.LABELS): ("2.2", "ae3a792176036dfe"),
+    (Layout.CONTEXT_FIRST, Encoding.CODES): ("2.1", "f87c385c3ca347ca"),
 }
 
 
