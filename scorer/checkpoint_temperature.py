@@ -14,8 +14,9 @@ def checkpoint_temperature(
     """Apply the temperature policy to a checkpoint that was looked at.
 
     A fitted temperature is of the logits it was fitted on. The releases were fitted as they
-    were published, in 16 bits and on one order of the choices: packed weights, and averages
-    over orders, give other logits, to which theirs is transferred. One that was fitted here,
+    were published, in 16 bits, on their own prompt and one order of the choices: packed weights,
+    another system text and averages over orders give other logits, to which theirs is
+    transferred. One that was fitted here,
     on these very files, has seen how they are packed.
 
     Args:
@@ -36,6 +37,8 @@ def checkpoint_temperature(
         adapter_sha256=info.adapter_sha256 if info.adapter else None,
         fingerprint=info.fingerprint,
     )
+    if info.contract and info.contract.accepted_sha256:
+        resolved = transferred(resolved, "but the system text is not the trained one")
     if info.quantization:
         why = f"but the weights here are {info.quantization}"
         resolved = transferred(resolved, why, to_stored=False)

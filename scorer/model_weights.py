@@ -61,7 +61,7 @@ def load_model(
         packed = _held_bytes(model)
         dequantize_model(model, getattr(mx, dtype))
         model.set_dtype(getattr(mx, dtype))
-        logger.info(
+        logger.warning(
             "%s: packed weights of %.2f GiB are held as %s, %.2f GiB: packed ones are slow "
             "without Metal",
             folder.name,
@@ -145,7 +145,7 @@ def _load(folder: Path) -> Any:
 
     try:
         return load(folder, lazy=True, strict=True)[0]
-    except Exception as error:  # what a foreign configuration makes mlx-lm raise
+    except (Exception, SystemExit) as error:  # what a foreign configuration makes mlx-lm raise
         raise CheckpointError(
             f"the weights of a checkpoint must load with mlx-lm, got {_in_short(error)}",
             hint=f"compare the files in {folder} with where they came from",
