@@ -1,13 +1,16 @@
 """Explicit beats stored beats table; what an adapter fused at load, packing and averages change."""
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from weighbridge.scorer.adapters import Adapter
+from weighbridge.scorer.checkpoint import CheckpointInfo
 from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
+from weighbridge.scorer.contract import Contract
 from weighbridge.scorer.errors import TemperatureError
 from weighbridge.scorer.ready import record_temperature
 from weighbridge.scorer.temperature import (
@@ -125,18 +128,14 @@ class TestTransferred:
         assert transferred(own, "averages").kind == "transferred"
 
 
-def info(folder: Path, **changes: Any) -> Any:
-    """What `checkpoint_temperature` reads of a checkpoint that was looked at."""
-    plain = {
+def info(folder: Path, **changes: Any) -> CheckpointInfo:
+    """A checkpoint that was looked at."""
+    plain: dict[str, Any] = {
+        **dict.fromkeys(field.name for field in fields(CheckpointInfo)),
         "folder": folder,
-        "model_id": None,
-        "revision": None,
-        "adapter": None,
-        "adapter_sha256": None,
         "fingerprint": HERE,
-        "quantization": None,
     }
-    return SimpleNamespace(**{**plain, **changes})
+    return CheckpointInfo(**{**plain, **changes})
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,19 @@ def test_a_kind_claims_no_more_than_was_fitted(
     assert (found.value, found.kind) == (1.4, stored)
 
 
+def test_another_system_text_is_not_what_was_fitted(tmp_path: Path):
+    folder = folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER})
+    trained = Contract("schema_candidate_classification_v1", None, "trained", None)
+    assert checkpoint_temperature(info(folder, contract=trained)).kind == "fitted"
+    accepted = info(folder, contract=replace(trained, accepted_sha256="0" * 64))
+    found = checkpoint_temperature(accepted)
+    assert (found.value, found.kind) == (FITTED, "transferred")
+    assert "system text" in found.source
+
+
 def test_a_fused_adapter_is_what_selects(tmp_path: Path):
-    described = info(tmp_path, adapter=object(), adapter_sha256=V1_ADAPTER)
+    adapter = Adapter(tmp_path, "peft", tmp_path / "adapter_model.safetensors", None, ())
+    described = info(tmp_path, adapter=adapter, adapter_sha256=V1_ADAPTER)
     assert checkpoint_temperature(described).value == FITTED
     # A hash in READY.json is read there, with what else it says.
     assert checkpoint_temperature(info(tmp_path, adapter_sha256=V1_ADAPTER)).kind == "default"
