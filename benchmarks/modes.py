@@ -17,8 +17,7 @@ import numpy as np
 from machine import machine_lines
 
 from weighbridge.scorer import ParallelScorer, Schema, ScoreResult
-from weighbridge.tasks.checkpoints import hash_cache, resolve_checkpoint
-from weighbridge.tasks.settings import load_settings
+from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODES = ("independent", "cached_serial", "parallel", "auto")
@@ -30,9 +29,7 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    settings = load_settings()
-    folder = resolve_checkpoint(None, settings).folder
-    scorer = ParallelScorer(folder, hash_cache=hash_cache(settings))
+    scorer = open_scorer(ScorerSpec())
     tickets = (EXAMPLES / "documents" / "tickets.jsonl").read_text(encoding="utf-8").split("\n")
     texts = [json.loads(line)["text"] for line in tickets[: arguments.documents]]
     for line in machine_lines():

@@ -14,17 +14,14 @@ from pathlib import Path
 
 from machine import machine_lines
 
-from weighbridge.scorer import ParallelScorer, Schema, ScoreResult
-from weighbridge.tasks.checkpoints import hash_cache, resolve_checkpoint
-from weighbridge.tasks.settings import load_settings
+from weighbridge.scorer import Schema, ScoreResult
+from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def main() -> int:
-    settings = load_settings()
-    folder = resolve_checkpoint(None, settings).folder
-    scorer = ParallelScorer(folder, hash_cache=hash_cache(settings))
+    scorer = open_scorer(ScorerSpec())
     lines = (EXAMPLES / "documents" / "tickets.jsonl").read_text(encoding="utf-8").split("\n")
     tickets = [json.loads(line) for line in lines if line]
     with (EXAMPLES / "documents" / "labels.csv").open(encoding="utf-8", newline="") as file:

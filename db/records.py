@@ -45,7 +45,7 @@ class RunStart:
     (the version of contract, layout and encoding) are the key its decisions are kept
     under, beside the document. `permutations` is in how many orders of the choices each
     document was asked; `prompt_version` must tell it too where it is more than one.
-    `checkpoint_source` is the folder or the hub id with its commit, and its adapter's;
+    `checkpoint_source` and `adapter_source` are folders or hub ids with their commits;
     `accepted_prompt_sha256` the hash of a system text that is not the trained one.
     """
 
@@ -72,6 +72,7 @@ class RunStart:
     rescore: bool = False
     permutations: int = 1
     checkpoint_source: str | None = None
+    adapter_source: str | None = None
     accepted_prompt_sha256: str | None = None
 
 
@@ -215,6 +216,7 @@ class RunSummary:
     rescore: bool
     permutations: int
     checkpoint_source: str | None
+    adapter_source: str | None
     accepted_prompt_sha256: str | None
 
 

@@ -25,7 +25,7 @@ _COPIED = (
     *("documents", "scored", "reused", "rejected", "wasted"),
     *("temperature", "temperature_kind", "temperature_source", "documents_source"),
     *("mode", "layout", "encoding", "contract", "dtype", "backend", "rescore", "permutations"),
-    *("checkpoint_source", "accepted_prompt_sha256"),
+    *("checkpoint_source", "adapter_source", "accepted_prompt_sha256"),
 )
 
 
@@ -95,6 +95,18 @@ def run_summary(engine: Engine, run_id: int) -> RunSummary:
     """
     with reading(engine) as connection:
         return summarise(connection, run_id)
+
+
+def run_sources(engine: Engine, flow_run_id: str) -> tuple[str | None, str | None] | None:
+    """Give where the checkpoint and adapter of a flow run's run came from.
+
+    Returns:
+        None where the flow run has no run yet.
+    """
+    statement = select(_RUN.c.checkpoint_source, _RUN.c.adapter_source)
+    with reading(engine) as connection:
+        row = connection.execute(statement.where(_RUN.c.flow_run_id == flow_run_id)).one_or_none()
+    return None if row is None else (row.checkpoint_source, row.adapter_source)
 
 
 def summarise(connection: Connection, run_id: int) -> RunSummary:

@@ -233,6 +233,7 @@ def _run_values(connection: Connection, start: RunStart, now: datetime) -> dict[
         "rescore": start.rescore,
         "permutations": start.permutations,
         "checkpoint_source": start.checkpoint_source,
+        "adapter_source": start.adapter_source,
         "accepted_prompt_sha256": start.accepted_prompt_sha256,
     }
 

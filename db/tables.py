@@ -173,6 +173,7 @@ class Run(StoreTable, table=True):
     wasted: int = 0
     permutations: int = Field(default=1, sa_column_kwargs={"server_default": text("1")})
     checkpoint_source: str | None = Field(default=None, sa_type=Text)
+    adapter_source: str | None = Field(default=None, sa_type=Text)
     accepted_prompt_sha256: str | None = None
 
 

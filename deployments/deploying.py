@@ -121,9 +121,12 @@ def request_of(deployment: "DeploymentResponse | None") -> dict[str, Any]:
 
 
 def overlaid(before: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Put typed fields over others; a new schema does not keep the name of the old one."""
-    kept = {name: value for name, value in before.items() if name != "schema_name"}
-    return {**(kept if "schema" in typed else before), **typed}
+    """Put typed fields over others, without what is told of a schema or checkpoint before."""
+    from weighbridge.tasks.scorers import OF_A_CHECKPOINT
+
+    told = {"schema": ("schema_name",), "checkpoint": OF_A_CHECKPOINT}
+    gone = {name for field, names in told.items() if field in typed for name in names}
+    return {**{name: value for name, value in before.items() if name not in gone}, **typed}
 
 
 def apply(

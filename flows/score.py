@@ -20,7 +20,7 @@ from weighbridge.flows.stopping import Stopped, Watch, ended_state, put_back
 from weighbridge.flows.telling import RunTold, emit_rejected, errors_told, run_name, tag_run
 from weighbridge.tasks.loading import take_accelerator
 from weighbridge.tasks.planning import Batch
-from weighbridge.tasks.recording import Run, record_batch, recorded_run
+from weighbridge.tasks.recording import Run, as_begun, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
 from weighbridge.tasks.scorers import pinned
 from weighbridge.tasks.scoring import score_batch
@@ -78,7 +78,8 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     check_output(request, settings.database_url)
     report(Progress("checking the schema"))
     # A branch of a hub may move while the run goes on.
-    spec = pinned(request.scorer(), settings, say=get_run_logger().info)
+    asked = as_begun(request.scorer(), settings.database_url)
+    spec = pinned(asked, settings, say=get_run_logger().info)
     schema = validate_schema(request.schema_, request.schema_name)
     temperature = resolve_temperature(spec)
     report(Progress("counting documents"))

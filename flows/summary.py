@@ -251,8 +251,8 @@ def _made_with(facts: Facts) -> Iterator[str]:
     yield "## Made with"
     yield ""
     yield f"- checkpoint {inline(run.checkpoint)} (`{details.fingerprint[:12]}`)"
-    if run.checkpoint_source:
-        yield f"- from {inline(run.checkpoint_source)}"
+    for source in filter(None, (run.checkpoint_source, run.adapter_source)):
+        yield f"- from {inline(source)}"
     if run.accepted_prompt_sha256:
         yield (
             "- **a system text that is not the trained one**, accepted by hand "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weighbridge.scorer.embedded import embedded_path
-from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.errors import CheckpointError, quoted
 from weighbridge.scorer.hub import parse_hub_id, resolve_hub_id
 from weighbridge.scorer.hub_cache import HubId
 from weighbridge.tasks.settings import Settings
@@ -22,7 +22,8 @@ class Named:
 
     Attributes:
         folder: Where they are.
-        name: A name that means the same files tomorrow: the path, or `org/name@commit`.
+        name: A name that means the same files tomorrow and from another working folder: the
+            absolute path, or `org/name@commit`.
         model_id: From the caller, else the hub id.
         revision: From the caller, else the commit of the hub id.
     """
@@ -52,8 +53,8 @@ def resolve_checkpoint(
         say: Told in a sentence what is fetched.
 
     Raises:
-        CheckpointError: It cannot be fetched, or none is named and the embedded one is not
-            built yet.
+        CheckpointError: It cannot be fetched, the revision of a hub id cannot be one, or none
+            is named and the embedded one is not built yet.
     """
     named = checkpoint or settings.checkpoint
     if not named:
@@ -63,10 +64,10 @@ def resolve_checkpoint(
                 "a checkpoint must be named or the embedded one built, got neither",
                 hint="build it once with: weighbridge checkpoint demo",
             )
-        return Named(embedded, str(embedded), model_id, revision)
+        return Named(embedded, str(embedded.absolute()), model_id, revision)
     hub_id = _hub_id(named)
     if hub_id is None:
-        return Named(_path(named), named, model_id, revision)
+        return _folder(named, model_id, revision)
     # Of another model than the one on the hub, such as a copy's origin, it tells nothing about
     # what to fetch.
     own = model_id in (None, hub_id.repo)
@@ -77,7 +78,7 @@ def resolve_checkpoint(
                 f"and {revision!r:.80} beside it",
                 hint="leave one of them out",
             )
-        hub_id = HubId(hub_id.repo, revision)
+        hub_id = _at(hub_id, revision)
     found = resolve_hub_id(hub_id, say=say)
     return Named(
         found.folder,
@@ -109,7 +110,7 @@ def resolve_adapter(
         return None
     hub_id = _hub_id(named)
     if hub_id is None:
-        return Named(_path(named), named)
+        return _folder(named)
     found = resolve_hub_id(hub_id, say=say)
     return Named(found.folder, f"{found.repo}@{found.commit}")
 
@@ -132,6 +133,23 @@ def _hub_id(named: str) -> HubId | None:
     except (OSError, ValueError):  # a name that no path can have
         return None
     return parse_hub_id(named)
+
+
+def _at(hub_id: HubId, revision: str) -> HubId:
+    """Name a revision of a repository; what it must not hold is asked of no hub."""
+    found = parse_hub_id(f"{hub_id.repo}@{revision}")
+    if found is None:
+        raise CheckpointError(
+            f"the revision of {hub_id.repo} must be a branch, a tag or a commit, got "
+            f"{quoted(revision)}",
+            hint="leave it out to take the default branch",
+        )
+    return found
+
+
+def _folder(named: str, model_id: str | None = None, revision: str | None = None) -> Named:
+    path = _path(named)
+    return Named(path, str(path.absolute()), model_id, revision)
 
 
 def _path(named: str) -> Path:

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from weighbridge.db.engine import open_engine
 from weighbridge.db.errors import StoreError
+from weighbridge.db.queries import run_sources
 from weighbridge.db.records import BatchOutcome, CheckpointRow, RunStart, SchemaRow
 from weighbridge.db.store import Store
 from weighbridge.scorer.checkpoint import CheckpointInfo
@@ -73,6 +74,34 @@ class Run:
             size: Texts to score per batch; None adapts to about two seconds.
         """
         return plan_batches(self.store, self.run_id, records, BatchSizer(size))
+
+
+def as_begun(scorer: ScorerSpec, database_url: str) -> ScorerSpec:
+    """Return a spec with the files that an earlier attempt of this flow run began with.
+
+    A branch of a hub may have moved since, and a run has one checkpoint.
+
+    Args:
+        scorer: As it was asked for.
+        database_url: The store.
+    """
+    if flow_run.id is None or (flow_run.run_count or 0) < 2:
+        return scorer
+    try:
+        engine = open_engine(database_url, readonly=True)
+        try:
+            begun = run_sources(engine, flow_run.id)
+        finally:
+            engine.dispose()
+    except StoreError:
+        return scorer  # such as one that the first attempt did not get to make
+    checkpoint, adapter = begun or (None, None)
+    if checkpoint is None:
+        return scorer
+    told = {"checkpoint": checkpoint, "adapter": adapter}
+    # The commit is in the name now; what was asked for may be the branch.
+    own = scorer.model_id is None or checkpoint.startswith(f"{scorer.model_id}@")
+    return scorer.model_copy(update={**told, "revision": None} if own else told)
 
 
 @contextmanager
@@ -145,7 +174,8 @@ def recorded_run(
                 store_text=store_text,
                 rescore=rescore,
                 permutations=opened.permutations,
-                checkpoint_source=" + ".join(filter(None, (files.checkpoint, files.adapter))),
+                checkpoint_source=files.checkpoint,
+                adapter_source=files.adapter,
                 accepted_prompt_sha256=_accepted_prompt(opened.info),
             )
         )

@@ -16,6 +16,10 @@ from weighbridge.tasks.settings import Settings, load_settings
 logger = logging.getLogger(__name__)
 
 
+OF_A_CHECKPOINT = ("adapter", "model_id", "revision")
+"""Fields of a spec that tell about its checkpoint, and mean nothing for another."""
+
+
 class ScorerSpec(BaseModel):
     """Which scorer a task uses: names and numbers, never the model itself.
 
@@ -29,7 +33,7 @@ class ScorerSpec(BaseModel):
         temperature: Overrides the policy.
         allow_uncalibrated: Consent to 1.0 where the policy refuses it.
         accept_prompt: Consent to a system text that is not the one the checkpoint was
-            trained with; the run records its hash.
+            trained with, beside that of the settings; the run records its hash.
         max_input_tokens: Most tokens of a prompt; None takes the checkpoint's.
         layout: `schema-first` or `context-first`; None takes the checkpoint's.
         encoding: `labels` or `codes`; None takes the checkpoint's.
@@ -87,7 +91,7 @@ def open_scorer(
         revision=named.revision,
         temperature=spec.temperature,
         allow_uncalibrated=spec.allow_uncalibrated,
-        accept_prompt=spec.accept_prompt,
+        accept_prompt=spec.accept_prompt or settings.accept_prompt,
         max_input_tokens=spec.max_input_tokens,
         layout=spec.layout,
         encoding=spec.encoding,

@@ -38,6 +38,7 @@ _RULES = {
     "adapter": "an adapter's folder or a hub id",
     "cache": "a folder",
     "lease": "the path of a file",
+    "accept_prompt": "true or false",
     "allow_remote_api": "true or false",
 }
 
@@ -52,6 +53,8 @@ class Settings(BaseSettings):
         adapter: Folder or hub id of a LoRA adapter of that checkpoint.
         cache: Folder for what can be made again: the embedded checkpoint, logs.
         lease: File whose lock lets one process of this machine hold a model.
+        accept_prompt: Consent to a system text that is not the one a checkpoint was
+            trained with.
         allow_remote_api: Consent to report runs to a Prefect API that is not
             on this machine.
     """
@@ -85,6 +88,12 @@ class Settings(BaseSettings):
         default_factory=lambda: user_folder("cache") / "accelerator.lock",
         title="a file in your cache folder",
         description="the lock that lets one program of this machine hold a model",
+    )
+    accept_prompt: bool = Field(
+        default=False,
+        title="false",
+        description="consent to another system text than the one that a model was trained with; "
+        "also `--accept-prompt`",
     )
     allow_remote_api: bool = Field(
         default=False,

@@ -8,13 +8,23 @@ from weighbridge.deployments.console import print_hint, print_json, print_note
 from weighbridge.deployments.report import print_closing
 
 _LISTED = 20
-_OF_THE_FIRST = ("adapter", "model_id", "revision")
 
 
-def against_request(request: dict[str, Any], checkpoint: str) -> dict[str, Any]:
-    """Ask the same of another checkpoint."""
-    print_note(f"now with {checkpoint}")
-    return {**request, "checkpoint": checkpoint, **dict.fromkeys(_OF_THE_FIRST)}
+def against_request(
+    request: dict[str, Any], checkpoint: str | None, adapter: str | None
+) -> dict[str, Any]:
+    """Ask the same of another checkpoint, or of the same one with another adapter."""
+    from weighbridge.tasks.scorers import OF_A_CHECKPOINT
+
+    print_note(f"now with {' + '.join(filter(None, (checkpoint, adapter)))}")
+    if checkpoint is None:
+        return {**request, "adapter": adapter}
+    return {
+        **request,
+        "checkpoint": checkpoint,
+        **dict.fromkeys(OF_A_CHECKPOINT),
+        "adapter": adapter,
+    }
 
 
 def report_against(

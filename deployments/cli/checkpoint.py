@@ -119,6 +119,7 @@ def info(
 
 
 def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str, Any]:
+    from weighbridge.scorer.checkpoint_temperature import prompt_warning
     from weighbridge.scorer.ready import read_ready
 
     contract, adapter = described.contract, described.adapter
@@ -152,19 +153,24 @@ def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str
         "context_tokens": described.context_tokens,
         "max_choices": contract.max_choices if contract else None,
         "accepted_prompt_sha256": contract.accepted_sha256 if contract else None,
-        "warnings": [*_left_over(described), *filter(None, [temperature.warning])],
+        "warnings": [
+            *filter(None, [temperature.warning]),
+            *_left_over(described),
+            *described.notes,
+            *filter(None, [prompt_warning(described, temperature)]),
+        ],
     }
 
 
 def _left_over(described: "CheckpointInfo") -> list[str]:
     """Tell of an adapter beside weights that hold it already: any other is refused."""
-    from weighbridge.scorer.adapters import MLX_WEIGHTS, PEFT_WEIGHTS
+    from weighbridge.scorer.adapters import WEIGHT_FILES
 
     if described.adapter is not None:
         return []
     return [
         f"{name} is merged into the weights already, and is not applied to them again"
-        for name in (MLX_WEIGHTS, PEFT_WEIGHTS)
+        for name in WEIGHT_FILES
         if (described.folder / name).is_file()
     ]
 

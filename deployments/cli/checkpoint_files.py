@@ -1,8 +1,13 @@
 """Commands on the files of a checkpoint: whether they are whole, and merging an adapter."""
 
+import signal
+import sys
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,6 +16,7 @@ from weighbridge.deployments.cli.options import JsonOption
 from weighbridge.deployments.console import (
     Column,
     print_answer,
+    print_hint,
     print_json,
     print_note,
     print_table,
@@ -86,6 +92,14 @@ def verify(
 
 def _judge(folder: Path, checks: "tuple[FileCheck, ...]") -> None:
     if all(check.state == "unchecked" for check in checks):
+        if told := [check.file for check in checks if check.expected]:
+            raise CommandError(
+                "a checkpoint must hold something of what its hashes are of, got hashes of "
+                f"{' and '.join(told)} alone in {folder}",
+                hint="name the adapter that was merged: --adapter FOLDER"
+                if "adapter" in told
+                else "READY.json of a release lists its weights too",
+            )
         raise CommandError(
             f"a checkpoint must come with hashes to be verified, got none in {folder}",
             hint="READY.json of a release has them; weighbridge checkpoint fuse writes them",
@@ -131,40 +145,92 @@ def fuse(
             show_default=False,
         ),
     ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait while another program holds a model; an idle worker gives it up.",
+        ),
+    ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Load a second model beside that of another program."),
+    ] = False,
 ) -> None:
     """Merge an adapter into its base, as a new checkpoint folder with READY.json.
 
-    The folder appears when all of it is written. It scores as the base with
-    --adapter does, and starts faster.
+    The folder appears when all of it is written. In the dtype it is written in
+    it scores as the base with --adapter does, and it starts faster.
 
     Example: weighbridge checkpoint fuse ~/models/base ~/my-adapter ~/models/mine
     """
     from weighbridge.scorer.adapters import read_adapter
     from weighbridge.scorer.checkpoint import inspect_checkpoint
-    from weighbridge.scorer.fusing import fuse_checkpoint
+    from weighbridge.scorer.errors import CheckpointError
+    from weighbridge.scorer.fusing import check_not_merged, fuse_checkpoint
     from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
+    from weighbridge.tasks.lease import AcceleratorBusy, LeasePolicy, set_policy
+    from weighbridge.tasks.loading import take_accelerator
     from weighbridge.tasks.settings import load_settings
 
+    if wait and anyway:
+        raise typer.BadParameter("--wait and --anyway are two ways, name one of them")
     settings = load_settings(checkpoint=base)
     named = resolve_checkpoint(base, settings, say=print_note)
     found = resolve_adapter(adapter, base, settings, say=print_note)
     hashes = hash_cache(settings)
-    described = inspect_checkpoint(
-        named.folder,
-        model_id=named.model_id,
-        revision=named.revision,
-        hash_cache=hashes,
-        # Nothing is scored: consent is asked for when the merged folder is used.
-        accept_prompt=True,
-    )
     if found is None:  # a blank name
         raise CommandError("an adapter must be named, got a blank", hint="give its folder")
-    merged = fuse_checkpoint(
-        described,
-        read_adapter(found.folder),
-        Path(out),
-        dtype=dtype,
-        hash_cache=hashes,
-        progress=print_note,
+    lora = read_adapter(found.folder)
+    if named.folder.is_dir():
+        check_not_merged(named.folder, lora, hashes)
+    try:
+        described = inspect_checkpoint(
+            named.folder,
+            adapter=found.folder,
+            model_id=named.model_id,
+            revision=named.revision,
+            hash_cache=hashes,
+            # Nothing is scored: consent is asked for when the merged folder is used.
+            accept_prompt=True,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=_as_argument(error.hint)) from error
+    for note in described.notes:
+        print_hint(note)
+    set_policy(
+        LeasePolicy.SHARE if anyway else LeasePolicy.WAIT if wait else LeasePolicy.REFUSE,
+        what="weighbridge command",
     )
+    with _ending_on_sigterm():
+        try:
+            take_accelerator(described.name, say=print_note)
+        except AcceleratorBusy as busy:
+            raise CommandError(
+                busy.message,
+                hint="wait for it with --wait, or load a second model with --anyway",
+            ) from busy
+        merged = fuse_checkpoint(described, Path(out), dtype=dtype, progress=print_note)
     print_answer(str(merged))
+
+
+def _as_argument(hint: str | None) -> str | None:
+    """Word a hint for a command that takes the adapter as an argument."""
+    if hint is None:
+        return None
+    return hint.replace("with --adapter ", "as ADAPTER: ").replace("add --adapter ", "as ADAPTER ")
+
+
+@contextmanager
+def _ending_on_sigterm() -> Generator[None]:
+    """End on SIGTERM as on Ctrl-C, so that what was begun is cleaned up."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

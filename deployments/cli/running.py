@@ -1,5 +1,6 @@
 """Runs the scoring flow in this process, for the commands that do."""
 
+import json
 import os
 import shlex
 from collections.abc import Generator
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from weighbridge.deployments.answers import write_run
 from weighbridge.deployments.cli.refusing import refused
+from weighbridge.deployments.cli.request_options import OWN_OPTION
 from weighbridge.deployments.console import print_hint, print_note, warnings_shown
 from weighbridge.deployments.errors import CommandError
 from weighbridge.deployments.interrupts import interruptible
@@ -81,7 +83,7 @@ def run_flow(
         ):
             outcome = score_documents(made)
     except AcceleratorBusy as busy:
-        raise CommandError(busy.message, hint=_while_busy(resolved)) from busy
+        raise CommandError(busy.message, hint=_while_busy(resolved, settings)) from busy
     except CancelledRun as cancelled:
         print_note(str(cancelled))
         print_hint(_GOES_ON)
@@ -105,16 +107,24 @@ def run_flow(
     return outcome
 
 
-def _while_busy(request: "ScoreRequest") -> str:
+def _while_busy(request: "ScoreRequest", settings: "Settings") -> str:
     """Say what to do while another program of this machine holds a model."""
     from weighbridge.flows.request import is_schema_file
 
     ways = "wait for it with --wait, or load a second model with --anyway"
     if request.source is not None:  # typed, or from stdin: nothing a worker could read
         return ways
-    named = request.schema_ if is_schema_file(request.schema_) else "SCHEMA"
-    trigger = ["weighbridge", "trigger", "adhoc", "--documents", request.documents]
-    return f"let the worker do it: {shlex.join([*trigger, '--schema', named, '--wait'])}; or {ways}"
+    asked = request.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if not is_schema_file(request.schema_):
+        asked["schema"] = "SCHEMA"
+    if settings.origin("database_url") == "default":
+        asked.pop("database", None)  # which is the worker's own too
+    trigger = ["weighbridge", "trigger", "adhoc"]
+    for field, value in asked.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        own = field in OWN_OPTION
+        trigger += [f"--{field.replace('_', '-')}", text] if own else ["-p", f"{field}={text}"]
+    return f"let the worker do it: {shlex.join([*trigger, '--wait'])}; or {ways}"
 
 
 @contextmanager

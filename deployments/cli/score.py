@@ -67,6 +67,16 @@ def score(
             show_default=False,
         ),
     ] = None,
+    against_adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--against-adapter",
+            metavar="FOLDER",
+            help="The same with an adapter of it; of the first model without --against.",
+            rich_help_panel=_SCORER,
+            show_default=False,
+        ),
+    ] = None,
     model_id: Annotated[
         str | None,
         typer.Option(
@@ -183,7 +193,8 @@ def score(
         raise typer.BadParameter("name documents (a file, or - for stdin), or --text, not both")
     if text is not None and (format or query):
         raise typer.BadParameter("--format and --query are for documents, not for --text")
-    if against is not None and output is not None:
+    compares = against is not None or against_adapter is not None
+    if compares and output is not None:
         raise typer.BadParameter("--output is for one run: write each with weighbridge results")
     if wait and anyway:
         raise typer.BadParameter("--wait and --anyway are two ways, name one of them")
@@ -222,10 +233,10 @@ def score(
         outcome = run_flow(settings, request, output=output, while_busy=while_busy)
         not_utf8 = _not_utf8(settings.database_url, request, outcome)
         other = None
-        if against is not None:
+        if compares:
             if was_interrupted():  # in the last batch of the first run
                 raise KeyboardInterrupt
-            asked = against_request(request, against)
+            asked = against_request(request, against, against_adapter)
             other = run_flow(settings, asked, while_busy=while_busy)
     if other is not None:
         report_against(settings.database_url, outcome, other, as_json=as_json)

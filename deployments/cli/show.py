@@ -169,12 +169,11 @@ def _run_lines(details: "RunDetails", flip_rate: float | None, view: str) -> lis
         ("schema", f"{run.schema} ({details.schema_sha256[:_STARTS]})"),
         ("view", view),
         ("checkpoint", f"{run.checkpoint} ({details.fingerprint[:_STARTS]})"),
+        *(("from", each) for each in (run.checkpoint_source, run.adapter_source) if each),
         ("temperature", f"{run.temperature:g} ({run.temperature_kind}): {source}"),
         ("asked", f"{run.layout}, {run.encoding}, mode {run.mode}, contract {run.contract}"),
         ("computed", run.backend if run.dtype in run.backend.split() else on_backend),
     ]
-    if run.checkpoint_source:
-        lines.insert(-3, ("from", run.checkpoint_source))
     if run.accepted_prompt_sha256:
         lines.append(
             ("prompt", f"accepted, not the trained one ({run.accepted_prompt_sha256[:_STARTS]})")

@@ -132,7 +132,8 @@ def validate(
             layout=layout,
             encoding=encoding,
             permutations=permutations,
-        )
+        ),
+        say=print_note,
     )
     if documents is None and text is None:
         _tell_schema(scorer, questions, as_json=as_json)

@@ -109,6 +109,7 @@ def start(
         os.environ["WEIGHBRIDGE_DATABASE_URL"] = settings.database_url
     if checkpoint is not None:
         os.environ["WEIGHBRIDGE_CHECKPOINT"] = checkpoint
+        os.environ.pop("WEIGHBRIDGE_ADAPTER", None)  # that of another model
     if adapter is not None:
         os.environ["WEIGHBRIDGE_ADAPTER"] = adapter
     set_policy(LeasePolicy.SHARE if anyway else LeasePolicy.WAIT, what="worker")

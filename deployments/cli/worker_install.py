@@ -168,6 +168,8 @@ def _worker(
         arguments += ["--db", _store(settings.database_url)]
     variables, left_out = prefect_variables(before)
     heartbeat = PREFECT_FLOWS_HEARTBEAT_FREQUENCY.value()
+    if checkpoint is not None and adapter is None:
+        before = {name: value for name, value in before.items() if name != "WEIGHBRIDGE_ADAPTER"}
     variables |= worker_variables(before, settings, api, heartbeat)
     if database is not None:
         variables.pop("WEIGHBRIDGE_DATABASE_URL", None)  # the option wins
@@ -250,10 +252,14 @@ def _files(name: str, what: str) -> str:
     from weighbridge.tasks.checkpoints import on_hub
 
     if on_hub(name):
+        print_note(f"there is no folder {name}: it is taken for a model of a hub")
         return name
     folder = _checked(Path(name))
     if not folder.is_dir():
-        raise CommandError(f"the {what} must be a folder, and {str(folder)!r:.200} is none")
+        raise CommandError(
+            f"the {what} must be a folder, and {str(folder)!r:.200} is none",
+            hint="name the folder with its config.json, or a model of a hub as org/name",
+        )
     return str(folder)
 
 

@@ -58,6 +58,7 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         "adapter": {"value": None, "origin": "default"},
         "cache": {"value": str(cache), "origin": "WEIGHBRIDGE_CACHE"},
         "lease": {"value": os.environ["WEIGHBRIDGE_LEASE"], "origin": "WEIGHBRIDGE_LEASE"},
+        "accept_prompt": {"value": False, "origin": "default"},
         "allow_remote_api": {"value": False, "origin": "default"},
     }
     assert err == "hint: WEIGHBRIDGE_TYPO is set, and weighbridge has no such setting\n"

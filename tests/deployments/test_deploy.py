@@ -15,6 +15,7 @@ import yaml
 from weighbridge.deployments.automations import REJECTED, ZOMBIES
 from weighbridge.deployments.cli import main
 from weighbridge.deployments.cli.request_options import OTHER_FIELDS, OWN_OPTION
+from weighbridge.deployments.deploying import overlaid
 from weighbridge.deployments.deployments_file import file_text, read_entries
 from weighbridge.deployments.time_zone import is_zone, local_zone
 
@@ -370,3 +371,11 @@ def test_the_report_fits_80_columns_and_says_what_is_next(
     for what in ("deploy nightly", "trigger adhoc", "worker start", "--notify"):
         assert what in err
     assert REJECTED not in out
+
+
+def test_another_checkpoint_keeps_nothing_that_was_told_of_the_first():
+    before = {"checkpoint": "a", "adapter": "of-a", "revision": "r", "model_id": "m", "limit": 3}
+    assert overlaid(before, {"checkpoint": "b"}) == {"checkpoint": "b", "limit": 3}
+    typed = {"checkpoint": "b", "adapter": "of-b"}
+    assert overlaid(before, typed) == {**typed, "limit": 3}
+    assert overlaid(before, {"limit": 4}) == {**before, "limit": 4}

@@ -255,11 +255,13 @@ def installed(weighbridge: Callable[..., Any], *options: str, **given: Any) -> d
 
 @pytest.mark.slow
 def test_secrets_stay_out_and_settings_come_in(weighbridge: Callable[..., Any], tmp_path: Path):
-    (tmp_path / "models" / "nimble").mkdir(parents=True)  # or it could be a hub id
+    for name in ("nimble", "lora", "other"):
+        (tmp_path / "models" / name).mkdir(parents=True)  # or it could be a hub id
     env = {
         "PREFECT_API_KEY": "hidden",
         "PREFECT_API_URL": "http://127.0.0.1:4300/api",
         "WEIGHBRIDGE_CHECKPOINT": "models/nimble",
+        "WEIGHBRIDGE_ADAPTER": "models/lora",
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
     worker = installed(weighbridge, "--platform", "systemd", "--pool", "gpu", env=env)
@@ -269,12 +271,21 @@ def test_secrets_stay_out_and_settings_come_in(weighbridge: Callable[..., Any], 
     assert folder == str(tmp_path)
     assert environment["PREFECT_API_URL"] == env["PREFECT_API_URL"]
     assert environment["WEIGHBRIDGE_CHECKPOINT"] == str(tmp_path / "models" / "nimble")
+    assert environment["WEIGHBRIDGE_ADAPTER"] == str(tmp_path / "models" / "lora")
     assert environment["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] == "false"
     # The server takes a run for dead that misses three.
     assert 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) < SILENCE.total_seconds()
     file = tmp_path / "config" / "systemd" / "user" / "weighbridge-worker-gpu.service"
     assert worker["path"] == str(file)
     assert file.read_text() == worker["text"]
+
+    # The adapter belongs to the other model.
+    other = ["--checkpoint", "models/other", "--print"]
+    program, environment, _ = unit_start(
+        installed(weighbridge, "--platform", "systemd", *other, env=env)["text"]
+    )
+    assert program[-2:] == ["--checkpoint", str(tmp_path / "models" / "other")]
+    assert "WEIGHBRIDGE_ADAPTER" not in environment
 
     server = installed(weighbridge, "--platform", "launchd", "--server", "--print", env=env)
     program, environment, _ = plist_start(server["text"])

@@ -52,11 +52,9 @@ def test_an_adapter_makes_other_decisions_and_is_recorded(bench, adapter, embedd
     assert again["reused"] == 2
     assert logits(bench, plain["run_id"]) != logits(bench, tuned["run_id"])
     assert logits(bench, again["run_id"]) == logits(bench, tuned["run_id"])
-    sources = bench.rows("select checkpoint_source from run order by id")
-    assert [row["checkpoint_source"] for row in sources] == [
-        str(embedded),
-        *[f"{embedded} + {adapter}"] * 2,
-    ]
+    sources = bench.rows("select checkpoint_source, adapter_source from run order by id")
+    assert {row["checkpoint_source"] for row in sources} == {str(embedded)}
+    assert [row["adapter_source"] for row in sources] == [None, str(adapter), str(adapter)]
     checkpoints = bench.rows("select name, adapter_sha256 from checkpoint order by id")
     assert checkpoints[0]["adapter_sha256"] is None
     sha256 = hashlib.sha256((adapter / "adapters.safetensors").read_bytes()).hexdigest()
@@ -94,3 +92,42 @@ def test_an_accepted_prompt_is_recorded_and_any_other_refused(bench, embedded, t
         "accepted_prompt_sha256": hashlib.sha256(PROMPT.encode()).hexdigest(),
     }
     assert runs[1]["accepted_prompt_sha256"] is None
+
+
+def test_a_retry_goes_on_with_the_files_it_began_with(bench, adapter, embedded, monkeypatch):
+    from weighbridge.tasks.recording import as_begun
+    from weighbridge.tasks.scorers import ScorerSpec
+    from weighbridge.tasks.settings import as_database_url
+
+    bench.score(TEXTS, adapter=str(adapter))
+    (begun,) = bench.rows("select flow_run_id from run")
+    asked = ScorerSpec(checkpoint="org/name", revision="main", temperature=2.0)
+    url = as_database_url(str(bench.database))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", begun["flow_run_id"])
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "1")
+    assert as_begun(asked, url) == asked
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "2")
+    # The branch that was asked for may be elsewhere by now; all else is as asked.
+    files = {"checkpoint": str(embedded), "adapter": str(adapter), "revision": None}
+    assert as_begun(asked, url) == asked.model_copy(update=files)
+    # Without a run, or a store, there is nothing to go on with.
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "0" * 8)
+    assert as_begun(asked, url) == asked
+    assert as_begun(asked, as_database_url(str(bench.folder / "none.db"))) == asked
+
+
+def test_a_model_is_compared_with_itself_and_an_adapter(
+    bench, adapter, embedded, monkeypatch, capsys
+):
+    from weighbridge.deployments.cli import main
+
+    monkeypatch.setenv("WEIGHBRIDGE_DATABASE_URL", str(bench.database))
+    documents = bench.request(TEXTS).documents
+    schema = bench.request(TEXTS).schema_
+    command = ["score", documents, "--schema", schema, "--checkpoint", str(embedded)]
+    assert main([*command, "--against-adapter", str(adapter), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["first"]["scored"] == told["second"]["scored"] == 2
+    sources = bench.rows("select checkpoint_source, adapter_source from run order by id")
+    assert [row["adapter_source"] for row in sources] == [None, str(adapter)]
+    assert {row["checkpoint_source"] for row in sources} == {str(embedded)}

@@ -16,6 +16,7 @@ depends_on = None
 def upgrade() -> None:
     # Only additions: an older run did not note its source, and could accept no prompt.
     op.add_column("run", sa.Column("checkpoint_source", sa.Text(), nullable=True))
+    op.add_column("run", sa.Column("adapter_source", sa.Text(), nullable=True))
     op.add_column("run", sa.Column("accepted_prompt_sha256", sa.String(), nullable=True))
 
 
