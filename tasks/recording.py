@@ -20,6 +20,12 @@ from weighbridge.db.queries import run_sources
 from weighbridge.db.records import BatchOutcome, CheckpointRow, RunStart, SchemaRow
 from weighbridge.db.store import Store
 from weighbridge.scorer.checkpoint import CheckpointInfo
+from weighbridge.scorer.errors import (
+    BackendError,
+    CheckpointError,
+    SchemaError,
+    TemperatureError,
+)
 from weighbridge.scorer.parallel_scorer import ParallelScorer
 from weighbridge.scorer.results import DecisionKey, Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
@@ -34,6 +40,9 @@ from weighbridge.tasks.stopping import Stopped
 
 _left_open: dict[str, list[int]] = {}
 """Runs by their store that could not be closed, such as on a full disk."""
+
+_TELLABLE = (BackendError, CheckpointError, SchemaError, TemperatureError)
+"""What tells of models and questions, and never quotes a document."""
 
 _PACKAGES = ("weighbridge", "mlx", "mlx-lm", "prefect")
 
@@ -196,7 +205,9 @@ def recorded_run(
             stopped = isinstance(error, Stopped) or not isinstance(error, Exception)
             status = "cancelled" if stopped else "failed"
             message = type(error).__name__
-            if isinstance(error, Stopped):
+            if isinstance(error, _TELLABLE):
+                message = f"{message}: {error.message}"
+            elif isinstance(error, Stopped):
                 message = error.message
             elif isinstance(error, Pause):
                 message = "suspended through Prefect"

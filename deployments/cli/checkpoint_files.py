@@ -233,4 +233,5 @@ def _ending_on_sigterm() -> Generator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # None stands for a handler that Python knows nothing of.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -143,6 +143,11 @@ def print_comparison(found: Mapping[str, Any]) -> None:
     if found.get("changed"):
         _print_changed(found["changed"])
     _print_documents(found)
+    if any(row["name"] == "temperature" for row in found["differences"]):
+        print_hint(
+            "probabilities differ by their temperatures too: score again with one --temperature "
+            "for both, which needs no model"
+        )
 
 
 def _print_changes(fields: Sequence[Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,10 +14,9 @@ from weighbridge.deployments.console import print_error, print_hint, print_json,
 from weighbridge.deployments.errors import CommandError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from weighbridge.db.errors import StoreError
     from weighbridge.scorer.errors import ScorerError
+    from weighbridge.tasks.settings import Settings
 
 
 def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None:
@@ -58,7 +58,8 @@ def doctor(as_json: JsonOption = False, database: DatabaseOption = None) -> None
         print_pairs(_readable(report))
     for name in unknown_variables():
         print_hint(f"{name} is set, and weighbridge has no such setting")
-    problems = [problem for problem in (no_backend, no_api, no_store) if problem]
+    no_model = _model(settings)
+    problems = [problem for problem in (no_backend, no_model, no_api, no_store) if problem]
     for problem in problems:
         print_error(problem.message)
         if problem.hint:
@@ -81,6 +82,23 @@ def _backend() -> tuple[dict[str, Any], "ScorerError | None"]:
         "blas": found.blas,
         "gflops_float32": round(speed, 1),
     }, None
+
+
+def _model(settings: "Settings") -> "ScorerError | None":
+    """Find what is wrong with the model that is set; a hub is not asked."""
+    from weighbridge.scorer.adapters import read_adapter
+    from weighbridge.scorer.checkpoint_folder import check_folder
+    from weighbridge.scorer.errors import ScorerError
+    from weighbridge.tasks.checkpoints import on_hub
+
+    try:
+        if settings.checkpoint and not on_hub(settings.checkpoint):
+            check_folder(Path(settings.checkpoint).expanduser())
+        if settings.adapter and not on_hub(settings.adapter):
+            read_adapter(Path(settings.adapter))
+    except ScorerError as error:
+        return error
+    return None
 
 
 def _store(url: str) -> tuple[dict[str, Any], "StoreError | None"]:
@@ -116,7 +134,7 @@ def _store(url: str) -> tuple[dict[str, Any], "StoreError | None"]:
     return store, None
 
 
-def _is_there(path: "Path") -> bool:
+def _is_there(path: Path) -> bool:
     """Tell whether there is something to open, be it a link that leads nowhere."""
     try:
         path.lstat()

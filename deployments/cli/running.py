@@ -156,12 +156,17 @@ def _check(
     """
     from weighbridge.flows.delivering import check_output
     from weighbridge.flows.resolving import resolve_request
-    from weighbridge.tasks import open_scorer, pinned, read_documents, read_schema
+    from weighbridge.tasks import load_settings, open_scorer, pinned, read_documents, read_schema
 
     resolved = resolve_request(request)
     check_output(resolved.request, database_url)
     read_schema(resolved.request.schema_)
     spec = request.scorer()
+    set_adapter = load_settings().adapter
+    if spec.checkpoint and not spec.adapter and set_adapter:
+        print_note(
+            f"the adapter of the settings ({set_adapter}) is that of another model, and is not used"
+        )
     files = pinned(spec, say=print_note)
     open_scorer(files)
     read_documents(

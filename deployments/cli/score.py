@@ -62,7 +62,7 @@ def score(
         typer.Option(
             "--against",
             metavar="MODEL",
-            help="Another checkpoint: score with it too, and compare the answers.",
+            help="Another checkpoint: score with it too, without --adapter, and compare.",
             rich_help_panel=_SCORER,
             show_default=False,
         ),

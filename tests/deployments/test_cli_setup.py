@@ -66,6 +66,20 @@ def test_doctor(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.mlx
+def test_doctor_fails_when_the_model_that_is_set_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    Path("empty").mkdir()
+    monkeypatch.setenv("WEIGHBRIDGE_CHECKPOINT", "empty")
+    assert main(["doctor", "--db", "a.db"]) == 1
+    assert "a checkpoint must be a folder with files" in capsys.readouterr().err
+    monkeypatch.delenv("WEIGHBRIDGE_CHECKPOINT")
+    monkeypatch.setenv("WEIGHBRIDGE_ADAPTER", str(Path("empty").absolute()))
+    assert main(["doctor", "--db", "a.db"]) == 1
+    assert "adapter_config.json" in capsys.readouterr().err
+
+
+@pytest.mark.mlx
 def test_doctor_fails_when_the_server_is_away(capsys: pytest.CaptureFixture[str]):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
