@@ -8,14 +8,19 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from weighbridge.scorer.errors import CheckpointError, listed, quoted, shown
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Floating-point types of tensors, as safetensors spells them."""
+
 _FUSE = "python -m mlx_lm fuse --model BASE --adapter-path ADAPTER --save-path OUT"
-_MERGE = "merge it with PEFT (merge_and_unload), save the model, and use that as the checkpoint"
+MERGE_WITH_PEFT = (
+    "merge it with PEFT (merge_and_unload), save the model, and use that as the checkpoint"
+)
 
 _WRAPPERS = frozenset({"model", "language_model", "text_model", "transformer"})
 
@@ -86,10 +91,18 @@ def core_path(path: str) -> str:
     return ".".join(parts)
 
 
-Read = tuple[tuple[LowRank, ...], tuple[WholeCopy, ...], bool, int | None, tuple[str, ...] | None]
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What an adapter's files say it changes; `Adapter` tells of the attributes."""
+
+    low_rank: tuple[LowRank, ...]
+    whole: tuple[WholeCopy, ...] = ()
+    ties_head: bool = True
+    layers: int | None = None
+    keys: tuple[str, ...] | None = None
 
 
-def read_mlx(config: Mapping[str, Any], header: Mapping[str, Any]) -> Read:
+def read_mlx(config: Mapping[str, Any], header: Mapping[str, Any]) -> Products:
     """Read an adapter of mlx-lm.
 
     Tensors of a module: `lora_a` (in, r) and `lora_b` (r, out); of experts (E, r, in) and
@@ -143,16 +156,14 @@ def read_mlx(config: Mapping[str, Any], header: Mapping[str, Any]) -> Read:
     layers = config.get("num_layers")
     keys = parameters.get("keys")
     known = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    return (
+    return Products(
         _some(products),
-        (),
-        True,
-        layers if type(layers) is int else None,
-        tuple(keys) if isinstance(keys, list) and known else None,
+        layers=layers if type(layers) is int else None,
+        keys=tuple(keys) if isinstance(keys, list) and known else None,
     )
 
 
-def read_peft(config: Mapping[str, Any], header: Mapping[str, Any]) -> Read:
+def read_peft(config: Mapping[str, Any], header: Mapping[str, Any]) -> Products:
     """Read an adapter of PEFT.
 
     Tensors of a module: `lora_A` (r, in) and `lora_B` (out, r); of embeddings
@@ -187,8 +198,8 @@ def read_peft(config: Mapping[str, Any], header: Mapping[str, Any]) -> Read:
         else:
             foreign.append(name)
     if any("lora_magnitude_vector" in name for name in foreign):
-        _refuse_tensors("plain LoRA, got magnitudes of DoRA", foreign, _MERGE)
-    _refuse_tensors("lora_A and lora_B only, got others", foreign, _MERGE)
+        _refuse_tensors("plain LoRA, got magnitudes of DoRA", foreign, MERGE_WITH_PEFT)
+    _refuse_tensors("lora_A and lora_B only, got others", foreign, MERGE_WITH_PEFT)
     if len(names) > 1:
         raise CheckpointError(
             f"an adapter file must hold one adapter, got {listed(sorted(names))}",
@@ -208,17 +219,19 @@ def read_peft(config: Mapping[str, Any], header: Mapping[str, Any]) -> Read:
         scale = factor / (math.sqrt(own) if root else own)
         products.append(LowRank(module, down, up, own, scale, embedding))
     ties = bool(config.get("ensure_weight_tying"))
-    return _some(products), tuple(whole), ties, None, None
+    return Products(_some(products), tuple(whole), ties_head=ties)
 
 
 def _check_peft(config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise CheckpointError(f"an adapter must be LoRA, got peft_type {shown(kind)}", hint=_MERGE)
+        raise CheckpointError(
+            f"an adapter must be LoRA, got peft_type {shown(kind)}", hint=MERGE_WITH_PEFT
+        )
     bias = config.get("bias", "none")
     if bias != "none":
         raise CheckpointError(
-            f"an adapter must leave biases alone, got bias {shown(bias)}", hint=_MERGE
+            f"an adapter must leave biases alone, got bias {shown(bias)}", hint=MERGE_WITH_PEFT
         )
     switches = [key for key in config if key.startswith("use_") and key not in _KNOWN_SWITCHES]
     for key in (*_UNSUPPORTED, *switches):
@@ -226,13 +239,16 @@ def _check_peft(config: Mapping[str, Any]) -> None:
             name = "DoRA (use_dora)" if key == "use_dora" else f"{key}: {shown(config[key])}"
             if isinstance(config[key], list):
                 name = f"{key}: {listed(map(str, config[key]))}"
-            raise CheckpointError(f"an adapter must be plain LoRA, got {name}", hint=_MERGE)
+            raise CheckpointError(
+                f"an adapter must be plain LoRA, got {name}", hint=MERGE_WITH_PEFT
+            )
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise CheckpointError(
             f"an adapter must belong to the plain base weights, got init_lora_weights "
             f"{shown(start)}, which changes them before training",
-            hint="save it as plain LoRA (path_initial_model_for_weight_conversion), or " + _MERGE,
+            hint="save it as plain LoRA (path_initial_model_for_weight_conversion), or "
+            + MERGE_WITH_PEFT,
         )
 
 
@@ -273,16 +289,18 @@ def _both(module: str, pair: Mapping[str, str], leaves: Sequence[str]) -> tuple[
 
 def _shape(header: Mapping[str, Any], name: str) -> list[int]:
     tensor = header[name]
-    if tensor["dtype"] not in _FLOATS:
+    if tensor["dtype"] not in FLOATS:
         raise CheckpointError(
             f"tensors of an adapter must be floating-point, got {tensor['dtype']} for "
             f"{quoted(name)}",
             hint="save the adapter in float32 or bfloat16",
         )
-    shape = tensor["shape"]
-    if len(shape) < 2:
+    shape: Any = tensor.get("shape")
+    sizes = isinstance(shape, list) and all(type(size) is int for size in shape)
+    if not sizes or len(shape) < 2:
+        got = tuple(shape) if sizes else shown(shape)
         raise CheckpointError(
-            f"tensors of an adapter must be matrices, got the shape {tuple(shape)} for "
+            f"tensors of an adapter must be matrices, got the shape {got} for "
             f"{quoted(name)}",
             hint="fetch the adapter again",
         )
@@ -309,13 +327,16 @@ def _count(name: str, value: Any) -> int:
 
 
 def _factor(name: str, value: Any) -> float:
-    number = type(value) in (int, float) and math.isfinite(value)
-    if not number or value == 0:
+    number = 0.0
+    if type(value) in (int, float):
+        with suppress(OverflowError):  # JSON has integers that no float can hold
+            number = float(value)
+    if not math.isfinite(number) or number == 0:
         raise CheckpointError(
             f"{name} of an adapter must be a finite number other than 0, got {shown(value)}",
             hint="restore adapter_config.json: without it the size of the change is unknown",
         )
-    return float(value)
+    return number
 
 
 def _refuse_tensors(rule: str, names: Sequence[str], hint: str) -> None:

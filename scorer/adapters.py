@@ -11,15 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from weighbridge.scorer.adapter_formats import LowRank, WholeCopy, read_mlx, read_peft
+from weighbridge.scorer.adapter_formats import (
+    LowRank,
+    WholeCopy,
+    core_path,
+    read_mlx,
+    read_peft,
+)
 from weighbridge.scorer.chat import first_line
+from weighbridge.scorer.contract import CONTRACT_FILE, SYSTEM_FILE
 from weighbridge.scorer.errors import CheckpointError, quoted
+from weighbridge.scorer.names import is_name
 from weighbridge.scorer.weight_files import safetensors_header
 
-CONFIG_FILE = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 MLX_WEIGHTS = "adapters.safetensors"
 PEFT_WEIGHTS = "adapter_model.safetensors"
-CONTRACT_FILES = ("schema_config.json", "system_prompt.txt")
+WEIGHT_FILES = (MLX_WEIGHTS, PEFT_WEIGHTS)
+CONTRACT_FILES = (CONTRACT_FILE, SYSTEM_FILE)
 """A trained prompt belongs to the adapter that was trained on it, where it brings one."""
 
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
@@ -62,11 +71,20 @@ class Adapter:
         return tuple(sorted({each.scale for each in self.low_rank}))
 
     @property
+    def parts_tied_head(self) -> bool:
+        """Whether a head that is tied to the embeddings changes in another way than they do."""
+        if self.format != "peft":
+            return False
+        head = any(core_path(each.module) == "lm_head" for each in self.low_rank)
+        embedding = any(each.embedding for each in self.low_rank)
+        return (head and embedding) if self.ties_head else (head or embedding)
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """What a decision depends on: configuration, weights, and a trained prompt if any."""
         prompts = [self.folder / name for name in CONTRACT_FILES]
         return (
-            self.folder / CONFIG_FILE,
+            self.folder / ADAPTER_CONFIG,
             self.weights,
             *(path for path in prompts if path.is_file()),
         )
@@ -81,13 +99,6 @@ class Adapter:
         rank = f"rank {self.rank}" if len(ranks) == 1 else f"ranks {min(ranks)} to {self.rank}"
         count = len(self.low_rank)
         return f"{name} LoRA, {rank}, scale {scale}, {count} module{'' if count == 1 else 's'}"
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, be it readable or not."""
-    return any(
-        (folder / name).is_file() for name in (CONFIG_FILE, MLX_WEIGHTS, PEFT_WEIGHTS, *_PICKLES)
-    )
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -109,7 +120,7 @@ def read_adapter(folder: Path) -> Adapter:
     if not there:
         raise CheckpointError(
             f"an adapter must be an existing folder, got {quoted(str(folder))}",
-            hint=f"name the folder that holds {CONFIG_FILE} and the adapter's weights",
+            hint=f"name the folder that holds {ADAPTER_CONFIG} and the adapter's weights",
         )
     config = _read_config(folder)
     if "peft_type" in config:
@@ -122,31 +133,41 @@ def read_adapter(folder: Path) -> Adapter:
         kind, base = "mlx", config.get("model")
     else:
         raise CheckpointError(
-            f"{CONFIG_FILE} must be one of PEFT (peft_type) or of mlx-lm (lora_parameters), "
+            f"{ADAPTER_CONFIG} must be one of PEFT (peft_type) or of mlx-lm (lora_parameters), "
             f"got neither in {folder}",
             hint="other formats: convert the adapter to PEFT's with the tool that made it",
         )
-    base = base if isinstance(base, str) and base else None
-    return Adapter(folder, kind, weights, base, *read)
+    base = base if is_name(base) else None
+    return Adapter(
+        folder,
+        kind,
+        weights,
+        base,
+        read.low_rank,
+        read.whole,
+        read.ties_head,
+        read.layers,
+        read.keys,
+    )
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_finite)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"an adapter must hold {CONFIG_FILE}, got none in {folder}",
+            f"an adapter must hold {ADAPTER_CONFIG}, got none in {folder}",
             hint="its rank and scale are told there: copy it from where the adapter was trained",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{CONFIG_FILE} must be readable JSON, got: {first_line(error)}",
+            f"{ADAPTER_CONFIG} must be readable JSON, got: {first_line(error)}",
             hint=f"restore {path}",
         ) from error
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{CONFIG_FILE} must be a JSON object, got {type(config).__name__}",
+            f"{ADAPTER_CONFIG} must be a JSON object, got {type(config).__name__}",
             hint=f"restore {path}",
         )
     return config

@@ -1,43 +1,39 @@
 """Checkpoint folders: what is in them, who they are, and their weights."""
 
 import hashlib
-import json
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weighbridge.scorer.adapters import MLX_WEIGHTS, PEFT_WEIGHTS, Adapter, read_adapter
-from weighbridge.scorer.chat import first_line
+from weighbridge.scorer.adapter_notes import adapter_notes
+from weighbridge.scorer.adapters import CONTRACT_FILES, Adapter, read_adapter
 from weighbridge.scorer.checkpoint_folder import check_folder
-from weighbridge.scorer.contract import CONFIG_FILE, Contract, read_contract
+from weighbridge.scorer.config_file import CONFIG_FILE, QUANTIZATION_FILE, read_config
+from weighbridge.scorer.contract import Contract, read_contract
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.hashes import hash_files
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.quantization import check_quantization, describe_quantization
 from weighbridge.scorer.ready import READY_FILE, read_ready
-from weighbridge.scorer.weight_files import stored_dtype, weight_files
+from weighbridge.scorer.weight_files import (
+    ADAPTER_FILES,
+    TOKENIZER_FILES,
+    stored_dtype,
+    weight_files,
+)
 
 DEFAULT_MAX_INPUT_TOKENS = 4096
 
 IDENTITY_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "schema_config.json",
-    "system_prompt.txt",
+    CONFIG_FILE,
+    *TOKENIZER_FILES,
+    *CONTRACT_FILES,
+    QUANTIZATION_FILE,
 )
-"""Beside the weights, what a decision depends on. READY.json is not among them:
+"""Beside the weights, what a decision depends on; patterns. READY.json is not among them:
 it selects a temperature, and a temperature is applied to a decision later."""
-
-ADAPTER_FILES = (MLX_WEIGHTS, PEFT_WEIGHTS, "adapter_model.bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +55,7 @@ class CheckpointInfo:
         contract: The trained prompt contract, None for plain instruct models.
         max_input_tokens: The contract's limit, else 4096, and at most the context.
         context_tokens: Positions of the model, None where it does not say.
+        notes: What a person should know of an adapter and this base.
     """
 
     folder: Path
@@ -73,6 +70,7 @@ class CheckpointInfo:
     contract: Contract | None
     max_input_tokens: int
     context_tokens: int | None
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -118,15 +116,14 @@ def inspect_checkpoint(
     path = _expanded(folder)
     check_folder(path)
     path = path.resolve()
-    config = _read_json(path / "config.json")
+    config = read_config(path)
     check_quantization(config)
     ready = read_ready(path)
     lora = None if adapter is None else read_adapter(_expanded(adapter))
     merged = ready.adapter_sha256
-    if lora is None:
-        _refuse_unsaid_adapter(path, merged, hash_cache)
-    else:
-        (own,) = hash_files([lora.weights], hash_cache)
+    own = None if lora is None else hash_files([lora.weights], hash_cache)[0]
+    _refuse_unsaid_adapters(path, lora, {merged, own}, hash_cache)
+    if own is not None:
         if own == merged:
             raise CheckpointError(
                 f"an adapter must be fused once, and {READY_FILE} in {path} says that this one "
@@ -135,15 +132,16 @@ def inspect_checkpoint(
             )
         merged = own
     # What an adapter was trained on is its own prompt, where it brings one.
-    trained = lora.folder if lora and (lora.folder / CONFIG_FILE).is_file() else path
+    trained = lora.folder if lora and (lora.folder / CONTRACT_FILES[0]).is_file() else path
     contract = read_contract(trained, accept_prompt=accept_prompt)
     context = _context_tokens(config, config.get("text_config"))
+    model_id = model_id or ready.model
     limit = (contract and contract.max_length) or DEFAULT_MAX_INPUT_TOKENS
     return CheckpointInfo(
         folder=path,
         adapter=lora,
         fingerprint=fingerprint(path, hash_cache, lora),
-        model_id=model_id or ready.model,
+        model_id=model_id,
         revision=revision or ready.revision,
         architecture=config["model_type"],  # checked with the folder
         dtype=stored_dtype(weight_files(path)),
@@ -152,6 +150,7 @@ def inspect_checkpoint(
         contract=contract,
         max_input_tokens=min(limit, context or limit),
         context_tokens=context,
+        notes=adapter_notes(path, config, model_id, lora) if lora else (),
     )
 
 
@@ -168,8 +167,7 @@ def fingerprint(
     Raises:
         CheckpointError: There are no weights, or a file cannot be read.
     """
-    identity = [folder / name for name in IDENTITY_FILES if (folder / name).is_file()]
-    named = [(file.name, file) for file in (*identity, *weight_files(folder))]
+    named = [(file.name, file) for file in (*identity_files(folder), *weight_files(folder))]
     if adapter is not None:
         named += [(f"adapter/{file.name}", file) for file in adapter.files]
     digest = hashlib.sha256()
@@ -179,6 +177,16 @@ def fingerprint(
     return digest.hexdigest()
 
 
+def identity_files(folder: Path) -> list[Path]:
+    """Return the files beside the weights that a decision depends on, each once.
+
+    Args:
+        folder: A checkpoint folder.
+    """
+    found = (path for pattern in IDENTITY_FILES for path in sorted(folder.glob(pattern)))
+    return [path for path in dict.fromkeys(found) if path.is_file()]
+
+
 def _expanded(folder: str | Path) -> Path:
     try:
         return Path(folder).expanduser()
@@ -186,41 +194,26 @@ def _expanded(folder: str | Path) -> Path:
         return Path(folder)
 
 
-def _refuse_unsaid_adapter(folder: Path, merged: str | None, hash_cache: Path | None) -> None:
-    """Refuse weights with an adapter beside them, unless it is known to be in them.
+def _refuse_unsaid_adapters(
+    folder: Path, lora: Adapter | None, known: Set[str | None], hash_cache: Path | None
+) -> None:
+    """Refuse weights with an adapter beside them, unless it is named or known to be in them.
 
     Nothing else tells whether it was merged: scored without it, or with it twice, the
     answers would be of another model.
     """
     for name in ADAPTER_FILES:
         file = folder / name
-        if file.exists() and hash_files([file], hash_cache) != (merged,):
-            raise CheckpointError(
-                f"a checkpoint must be merged or name its adapter, got {name} beside the weights "
-                f"in {folder}, and nothing that says whether it is in them",
-                hint=f"if it is not, add --adapter {folder}; if it is, move it elsewhere",
-            )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        if not file.exists() or hash_files([file], hash_cache)[0] in known:
+            continue
+        other = f", which is not the one in {lora.folder}" if lora else ""
         raise CheckpointError(
-            f"a checkpoint must hold {path.name}, got none in {path.parent}",
-            hint="name the folder that holds config.json and the weights",
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path.name} must be readable JSON, got: {first_line(error)}",
-            hint=f"restore {path}",
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path.name} must be a JSON object, got {type(value).__name__}",
-            hint=f"restore {path}",
+            f"a checkpoint must be merged or name its adapter, got {name} beside the weights "
+            f"in {folder}{other}, and nothing that says whether it is in them",
+            hint=f"if it is not, name it with --adapter {folder}"
+            + (" alone" if lora else "")
+            + "; if it is, or is not to be used, move it elsewhere",
         )
-    return value
 
 
 def _context_tokens(*configs: Any) -> int | None:

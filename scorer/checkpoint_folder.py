@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from weighbridge.scorer.architectures import unsupported_architecture
+from weighbridge.scorer.config_file import read_config
 from weighbridge.scorer.errors import CheckpointError, listed, quoted
 from weighbridge.scorer.foreign_formats import foreign_format
 from weighbridge.scorer.weight_files import (
+    ADAPTER_FILES,
     INDEX_FILE,
-    TOKENIZER_FILES,
+    VOCABULARY_FILES,
     is_draft,
     is_vision,
     safetensors_header,
@@ -32,8 +34,8 @@ _POINTER = b"version https://git-lfs"
 def check_folder(folder: Path) -> None:
     """Refuse what is no whole checkpoint of a language model.
 
-    Reads names, small files and the headers of weights. Says nothing about a config.json
-    that is not a JSON object, nor about an adapter that lies beside weights.
+    Reads names, small files and the headers of weights. Says nothing about an adapter that
+    lies beside weights.
 
     Args:
         folder: As it was named; need not exist.
@@ -51,9 +53,7 @@ def check_folder(folder: Path) -> None:
     if "config.json" not in names or "model_index.json" in names:
         raise _no_config(folder, names)
     weights = _weights(folder, names)
-    config = _config(folder)
-    if config is not None:
-        _check_architecture(folder, config, names)
+    _check_architecture(folder, read_config(folder), names)
     tensors = {path.name: _tensors(path) for path in weights}
     _check_shards(folder, tensors)
     _check_tensors(folder, tensors)
@@ -118,7 +118,7 @@ def _refuse_hub_cache(folder: Path, names: set[str]) -> None:
         raise CheckpointError(
             f"a checkpoint must hold config.json, got the hub's cache of {quoted(repo)}, whose "
             f"{len(commits)} snapshots hold it",
-            hint=f"--checkpoint {repo}" + (f", or --checkpoint {chosen}" if chosen else ""),
+            hint=f"name {repo} instead" + (f", or the snapshot {chosen}" if chosen else ""),
         )
     cached = sorted(name for name in names if name.startswith("models--"))
     if cached:
@@ -131,7 +131,7 @@ def _refuse_hub_cache(folder: Path, names: set[str]) -> None:
 
 def _no_config(folder: Path, names: set[str]) -> CheckpointError:
     """Say what a folder without config.json is."""
-    if "adapter_config.json" in names or names & {"adapters.safetensors", "adapter_model.bin"}:
+    if _has_adapter(names):
         return adapter_alone(folder)
     below = sorted(path.parent.name for path in folder.glob("*/config.json"))
     found = foreign_format(names)
@@ -144,6 +144,10 @@ def _no_config(folder: Path, names: set[str]) -> CheckpointError:
     return CheckpointError(f"a checkpoint must hold config.json, got {what} in {folder}", hint=hint)
 
 
+def _has_adapter(names: set[str]) -> bool:
+    return not names.isdisjoint({"adapter_config.json", *ADAPTER_FILES})
+
+
 def adapter_alone(folder: Path) -> CheckpointError:
     """Describe an adapter that was given as a checkpoint, and the command that helps."""
     try:
@@ -151,16 +155,19 @@ def adapter_alone(folder: Path) -> CheckpointError:
         base = config.get("base_model_name_or_path") or config.get("model")
     except (OSError, ValueError, AttributeError, RecursionError):
         base = None
-    said = f", made for {quoted(base, limit=200)}" if isinstance(base, str) else ""
-    named = shlex.quote(base) if isinstance(base, str) and base.isprintable() else "BASE"
+    said, named = "", "the model that it was trained on"
+    if isinstance(base, str):
+        said = f", made for {quoted(base, limit=200)}"
+        named = shlex.quote(base) if base.isprintable() else named
     return CheckpointError(
         f"a checkpoint must hold a whole model, got an adapter alone in {folder}{said}",
-        hint=f"--checkpoint {named} --adapter {shlex.quote(str(folder))}",
+        # Some commands take the checkpoint as an argument, others as --checkpoint.
+        hint=f"name {named} as the checkpoint, and add --adapter {shlex.quote(str(folder))}",
     )
 
 
 def _weights(folder: Path, names: set[str]) -> list[Path]:
-    if "adapter_config.json" in names and not any(folder.glob("model*.safetensors")):
+    if _has_adapter(names) and not any(folder.glob("model*.safetensors")):
         raise adapter_alone(folder)
     try:
         return weight_files(folder)
@@ -170,14 +177,6 @@ def _weights(folder: Path, names: set[str]) -> list[Path]:
         if named:
             raise _missing_shards(folder, sorted(set(named.values())), []) from error
         raise
-
-
-def _config(folder: Path) -> dict[str, Any] | None:
-    try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return config if isinstance(config, dict) else None
 
 
 def _check_architecture(folder: Path, config: dict[str, Any], names: set[str]) -> None:
@@ -296,7 +295,7 @@ def _check_tensors(folder: Path, tensors: Mapping[str, Mapping[str, str]]) -> No
 
 
 def _check_tokenizer(folder: Path, names: set[str]) -> None:
-    if not any(path.exists() for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+    if not any(path.exists() for pattern in VOCABULARY_FILES for path in folder.glob(pattern)):
         broken = sorted(name for name in names if (folder / name).is_symlink())
         raise CheckpointError(
             f"a checkpoint must hold a tokenizer (tokenizer.json), got none in {folder}",

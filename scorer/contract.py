@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from weighbridge.scorer.errors import CheckpointError, quoted, shown
+from weighbridge.scorer.names import NAME_RULE, is_name
 
-CONFIG_FILE = "schema_config.json"
+CONTRACT_FILE = "schema_config.json"
 SYSTEM_FILE = "system_prompt.txt"
 
 NARROW_SHA256 = "5ae11c8de9ed42c34dd0053f6e8fc8dc5bd946eb51b70971136a59206f015daf"
@@ -29,6 +30,8 @@ NARROW_CHOICES = 26
 WIDE_CHOICES = 255
 CANDIDATE_ENCODING = "uppercase_single_token_v1"
 
+# Lengths are kept with a run, and no model reads so many tokens.
+_MOST_TOKENS = 2**31 - 1
 _TASKS = ("schema_candidate_classification_v1", "schema_candidate_classification_v2")
 
 
@@ -46,8 +49,8 @@ class Contract:
         code_token_ids: The token of each of them.
         model: Hub id of the base model that was trained.
         revision: Its commit.
-        accepted_sha256: Of the text for up to 26 choices when it is not the trained one and
-            was consented to; None for the trained text.
+        accepted_sha256: Of the system text that is not the trained one and was consented to;
+            where both differ, of the one for up to 26 choices. None for the trained texts.
     """
 
     task: str
@@ -95,14 +98,14 @@ class Contract:
             if position >= len(trained):
                 raise CheckpointError(
                     f"a field must have at most {len(trained)} choices, as many as "
-                    f"{CONFIG_FILE} has codes, got {len(planned)}",
+                    f"{CONTRACT_FILE} has codes, got {len(planned)}",
                     hint="split the choices over two fields",
                 )
             if (code, token) != trained[position]:
                 wanted, wanted_token = trained[position]
                 raise CheckpointError(
                     f"choice {position + 1} must have the code {quoted(wanted)} of token "
-                    f"{wanted_token}, as {CONFIG_FILE} says, got {quoted(code)} of token {token}",
+                    f"{wanted_token}, as {CONTRACT_FILE} says, got {quoted(code)} of token {token}",
                     hint="the tokenizer beside the weights is not the one they were trained "
                     "with: copy tokenizer.json and tokenizer_config.json of the same release",
                 )
@@ -119,21 +122,21 @@ def read_contract(folder: Path, *, accept_prompt: bool = False) -> Contract | No
         CheckpointError: The contract is damaged, unknown, or its text is missing
             or not the trained one.
     """
-    path = folder / CONFIG_FILE
-    config = _read_config(path)
+    path = folder / CONTRACT_FILE
+    config = read_contract_file(folder)
     if config is None:
         return None
     reader = _Config(config, path)
     task = config.get("task")
     if task not in _TASKS:
         raise CheckpointError(
-            f"{CONFIG_FILE} must name a known task ({', '.join(_TASKS)}), got {shown(task)}",
+            f"{CONTRACT_FILE} must name a known task ({', '.join(_TASKS)}), got {shown(task)}",
             hint="this contract needs a newer weighbridge",
         )
     encoding = config.get("candidate_encoding")
     if encoding not in (None, CANDIDATE_ENCODING):
         raise CheckpointError(
-            f"candidate_encoding in {CONFIG_FILE} must be {CANDIDATE_ENCODING}, "
+            f"candidate_encoding in {CONTRACT_FILE} must be {CANDIDATE_ENCODING}, "
             f"got {shown(encoding)}",
             hint="this contract needs a newer weighbridge",
         )
@@ -145,7 +148,7 @@ def read_contract(folder: Path, *, accept_prompt: bool = False) -> Contract | No
     narrow, wide, accepted = _texts(folder, config, accept_prompt=accept_prompt)
     return Contract(
         task=task,
-        max_length=reader.whole("max_length"),
+        max_length=reader.whole("max_length", most=_MOST_TOKENS),
         narrow_system=narrow,
         wide_system=wide,
         max_choices=max_choices,
@@ -159,22 +162,32 @@ def read_contract(folder: Path, *, accept_prompt: bool = False) -> Contract | No
 
 def sha256_of(text: str) -> str:
     """Return the sha256 of a text in UTF-8, in hex."""
-    # JSON can spell lone surrogates, which are no UTF-8 and in no trained text.
+    # Lone surrogates, which JSON can spell, are refused as a system text.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _read_config(path: Path) -> dict[str, Any] | None:
+def read_contract_file(folder: Path) -> dict[str, Any] | None:
+    """Read `schema_config.json` as it is, None where there is none.
+
+    Args:
+        folder: A folder that may hold it.
+
+    Raises:
+        CheckpointError: It is no JSON object, or has a key twice.
+    """
+    path = folder / CONTRACT_FILE
     if not path.exists():
         return None
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes().decode("utf-8-sig")
+        config: Any = json.loads(text, object_pairs_hook=_once)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{CONFIG_FILE} must be readable JSON, got: {error}", hint=f"restore {path}"
+            f"{CONTRACT_FILE} must be readable JSON, got: {error}", hint=f"restore {path}"
         ) from error
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{CONFIG_FILE} must be a JSON object, got {shown(config)}", hint=f"restore {path}"
+            f"{CONTRACT_FILE} must be a JSON object, got {shown(config)}", hint=f"restore {path}"
         )
     return config
 
@@ -188,23 +201,22 @@ class _Config:
 
     def _damaged(self, key: str, must: str, value: object) -> CheckpointError:
         return CheckpointError(
-            f"{key} in {CONFIG_FILE} must be {must}, got {shown(value)}",
+            f"{key} in {CONTRACT_FILE} must be {must}, got {shown(value)}",
             hint=f"restore {self._path}",
         )
 
-    def whole(self, key: str, *, most: int | None = None) -> int | None:
+    def whole(self, key: str, *, most: int) -> int | None:
         value = self._config.get(key)
         if value is None:
             return None
-        if type(value) is not int or value < 1 or (most is not None and value > most):
-            must = "a whole number above 0" if most is None else f"a whole number from 1 to {most}"
-            raise self._damaged(key, must, value)
+        if type(value) is not int or not 1 <= value <= most:
+            raise self._damaged(key, f"a whole number from 1 to {most}", value)
         return value
 
     def text(self, key: str) -> str | None:
         value = self._config.get(key)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self._damaged(key, "a text that is not blank", value)
+        if value is not None and not is_name(value):
+            raise self._damaged(key, f"a text that is not blank {NAME_RULE}", value)
         return value
 
     def codes(self, max_choices: int) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
@@ -218,11 +230,18 @@ class _Config:
             raise self._damaged("candidate_token_ids", "a list of distinct whole numbers", tokens)
         if not max_choices <= len(codes) == len(tokens):
             raise CheckpointError(
-                f"{CONFIG_FILE} must have as many candidate_codes as candidate_token_ids, and "
+                f"{CONTRACT_FILE} must have as many candidate_codes as candidate_token_ids, and "
                 f"at least max_choices ({max_choices}), got {len(codes)} and {len(tokens)}",
                 hint=f"restore {self._path}",
             )
         return tuple(codes), tuple(tokens)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key that came twice")
+    return made
 
 
 def _distinct(values: Any, kind: type[object]) -> TypeGuard[list[Any]]:
@@ -238,17 +257,21 @@ def _texts(
     wide: Any = config.get("wide_system_prompt")
     if wide is None:
         narrow = _read_system(folder, is_wide=config["task"] == _TASKS[1])
-        trained = _is_trained(
-            narrow, NARROW_SHA256, str(folder / SYSTEM_FILE), accept_prompt=accept_prompt
-        )
+        checks = [(narrow, NARROW_SHA256, str(folder / SYSTEM_FILE))]
     else:
-        where = f"wide_system_prompt in {folder / CONFIG_FILE}"
-        trained = _is_trained(wide, WIDE_SHA256, where, accept_prompt=accept_prompt)
+        where = f"wide_system_prompt in {folder / CONTRACT_FILE}"
+        _is_trained(wide, WIDE_SHA256, where, accept_prompt=accept_prompt)
         narrow = wide.replace("short", "one-letter")
-        trained &= _is_trained(
-            narrow, NARROW_SHA256, f"the narrow form of {where}", accept_prompt=accept_prompt
-        )
-    return narrow, wide, None if trained else sha256_of(narrow)
+        checks = [
+            (narrow, NARROW_SHA256, f"the narrow form of {where}"),
+            (wide, WIDE_SHA256, where),
+        ]
+    other = [
+        sha256_of(text)
+        for text, expected, place in checks
+        if not _is_trained(text, expected, place, accept_prompt=accept_prompt)
+    ]
+    return narrow, wide, other[0] if other else None
 
 
 def _read_system(folder: Path, *, is_wide: bool) -> str:
@@ -258,11 +281,11 @@ def _read_system(folder: Path, *, is_wide: bool) -> str:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         restore = (
-            f"restore wide_system_prompt in {folder / CONFIG_FILE} (sha256 {WIDE_SHA256}); or, for "
-            f"up to {NARROW_CHOICES} choices, "
+            f"restore wide_system_prompt in {folder / CONTRACT_FILE} (sha256 {WIDE_SHA256}); or, "
+            f"for up to {NARROW_CHOICES} choices, "
         )
         raise CheckpointError(
-            f"a checkpoint with {CONFIG_FILE} must bring its system text, got none in {folder}",
+            f"a checkpoint with {CONTRACT_FILE} must bring its system text, got none in {folder}",
             hint=f"{restore if is_wide else ''}put the text it was trained with into {path}, as "
             f"UTF-8 without a line break at its end (sha256 {NARROW_SHA256})",
         ) from error
@@ -278,10 +301,22 @@ def _is_trained(text: Any, expected: str, where: str, *, accept_prompt: bool) ->
             f"the system text must be a text, got {shown(text)} ({where})",
             hint=f"restore it from the release: its sha256 is {expected}",
         )
+    if not text.strip():
+        raise CheckpointError(
+            f"the system text must not be blank ({where})",
+            hint=f"restore it from the release: its sha256 is {expected}",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"the system text must be valid Unicode, got a lone surrogate ({where})",
+            hint=f"restore it from the release: its sha256 is {expected}",
+        ) from error
     actual = sha256_of(text)
     if actual == expected:
         return True
-    if accept_prompt and text.strip():
+    if accept_prompt:
         return False
     ends = sha256_of(text.rstrip("\r\n")) == expected
     copied = (

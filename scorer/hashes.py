@@ -15,12 +15,15 @@ from weighbridge.scorer.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 
-def hash_files(files: Sequence[Path], hash_cache: Path | None = None) -> tuple[str, ...]:
+def hash_files(
+    files: Sequence[Path], hash_cache: Path | None = None, *, anew: bool = False
+) -> tuple[str, ...]:
     """Return the sha256 of each file's content, in hex.
 
     Args:
         files: Any files.
         hash_cache: A file that keeps hashes of files by size and time of change.
+        anew: Read all files, whatever the cache says of them; it learns what was found.
 
     Raises:
         CheckpointError: A file cannot be read.
@@ -31,7 +34,7 @@ def hash_files(files: Sequence[Path], hash_cache: Path | None = None) -> tuple[s
     for file in files:
         try:
             key = _hash_key(file)
-            found = known.get(key)
+            found = None if anew else known.get(key)
             if found is None:
                 with file.open("rb") as content:
                     found = hashlib.file_digest(content, "sha256").hexdigest()

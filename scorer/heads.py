@@ -19,12 +19,11 @@ from mlx import nn
 
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.quantized import plain_weight
+from weighbridge.scorer.untying import EMBEDDINGS, LINEARS
 
 ROWS_LIMIT_BYTES = 64 * 2**20
 """What the gathered rows of all sets of candidates may hold together."""
 
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
-_LINEARS = (nn.Linear, nn.QuantizedLinear)
 _FIRST_LOOK = (1, 2, 3, 4)
 _FOREIGN = (CheckpointError, ValueError, TypeError, AttributeError, RuntimeError, LookupError)
 
@@ -325,7 +324,7 @@ def _width(model: Any) -> int:
 
 
 def _is_head(module: Any, vocabulary: int) -> bool:
-    return isinstance(module, _EMBEDDINGS + _LINEARS) and module["weight"].shape[0] == vocabulary
+    return isinstance(module, EMBEDDINGS + LINEARS) and module["weight"].shape[0] == vocabulary
 
 
 def _holds_token_ids(model: Any) -> bool:
@@ -347,7 +346,7 @@ def _holds_token_ids(model: Any) -> bool:
 def _able_to_cut(kind: Any, owner: "weakref.ref[CandidateHead]") -> type:
     """Derive a class whose projection answers for candidates while they are asked for."""
     plain: Any = getattr(kind, "uncut", kind)
-    name = "as_linear" if issubclass(plain, _EMBEDDINGS) else "__call__"
+    name = "as_linear" if issubclass(plain, EMBEDDINGS) else "__call__"
 
     # The owner holds the model: a strong reference here would keep the weights from going.
     def projection(self: Any, x: mx.array) -> mx.array:

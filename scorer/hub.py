@@ -1,18 +1,16 @@
 """Checkpoints on a hub: an id becomes a folder of one pinned commit.
 
-Only an id that a person names reaches the network, and a commit that lies in the cache
-whole needs none. Code (`*.py`) and pickles are never fetched. `huggingface_hub` keeps the
+Only an id that a person names reaches the network, and a commit that is known to lie in
+the cache whole needs none. Code (`*.py`) and pickles are never fetched. `huggingface_hub` keeps the
 cache and reads HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN.
 """
 
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from logging import CRITICAL
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,10 @@ from weighbridge.scorer.hub_cache import (
     cached_commits,
     is_commit,
     is_fetched,
+    is_whole,
+    listed_files,
     missing_files,
+    quietly,
     remember_commit,
     remembered_commit,
     snapshot,
@@ -81,29 +82,21 @@ def resolve_hub_id(hub_id: HubId, *, say: Callable[[str], None]) -> HubFolder:
 
     Raises:
         CheckpointError: The hub does not know or give it, the hub cannot be reached and the
-            cache does not have it, it holds no safetensors, or the disk is full.
+            cache does not have it or perhaps a part only, it holds no safetensors, or the disk
+            is full.
     """
     # Read once, when the library is first imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     repo, revision = hub_id.repo, hub_id.revision
-    if revision is not None and is_commit(revision) and not missing_files(repo, revision):
+    if revision is not None and is_commit(revision) and is_whole(repo, revision):
         return HubFolder(snapshot(repo, revision), repo, revision)
     if constants.is_offline_mode():
         return _from_cache(hub_id, "HF_HUB_OFFLINE is set", say)
-    try:
-        with _quietly():
-            info = HfApi(library_name="weighbridge").model_info(
-                repo, revision=revision, files_metadata=True, timeout=_SECONDS_TO_ANSWER
-            )
-    except Exception as error:  # also those of the HTTP client beneath
-        refused = refusal(error, hub_id)
-        if refused is not None:
-            raise refused from error
-        status = http_status(error)
-        reason = "cannot be reached" if status is None else f"answers HTTP {status}"
-        return _from_cache(hub_id, f"{hub_host()} {reason}", say, error)
+    info = _describe(hub_id)
+    if isinstance(info, str):
+        return _from_cache(hub_id, info, say)
     commit = info.sha
     if commit is None or not is_commit(commit):
         raise CheckpointError(
@@ -115,10 +108,29 @@ def resolve_hub_id(hub_id: HubId, *, say: Callable[[str], None]) -> HubFolder:
     return HubFolder(snapshot(repo, commit), repo, commit)
 
 
+def _describe(hub_id: HubId) -> "ModelInfo | str":
+    """Ask the hub for a revision's commit and files; return the reason when it cannot be asked."""
+    from huggingface_hub import HfApi
+
+    try:
+        with quietly():
+            return HfApi(library_name="weighbridge").model_info(
+                hub_id.repo,
+                revision=hub_id.revision,
+                files_metadata=True,
+                timeout=_SECONDS_TO_ANSWER,
+            )
+    except Exception as error:  # noqa: BLE001 - also those of the HTTP client beneath
+        if refused := refusal(error, hub_id):
+            # A traceback would quote the address that was asked, which may hold a password.
+            raise refused from None
+        status = http_status(error)
+        reason = "cannot be reached" if status is None else f"answers HTTP {status}"
+        return f"{hub_host()} {reason}"
+
+
 def _fetch(hub_id: HubId, info: "ModelInfo", commit: str, say: Callable[[str], None]) -> None:
     """Bring what is missing of a commit into the cache."""
-    from huggingface_hub import snapshot_download
-
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     wanted = [name for name in sizes if is_fetched(name)]
     _require_safetensors(hub_id, sizes, wanted)
@@ -133,21 +145,32 @@ def _fetch(hub_id: HubId, info: "ModelInfo", commit: str, say: Callable[[str], N
             f"{_readable(size)}, from {hub_host()} into {cache}"
         )
         try:
-            with _quietly():
-                snapshot_download(
-                    hub_id.repo,
-                    revision=commit,
-                    allow_patterns=list(FETCHED),
-                    ignore_patterns=list(NOT_FETCHED),
-                    library_name="weighbridge",
-                )
-        except Exception as error:
-            raise (refusal(error, hub_id) or broken_off(error, hub_id, cache)) from error
+            _download(hub_id.repo, commit)
+        except Exception as error:  # noqa: BLE001 - as in `_describe`
+            raise (refusal(error, hub_id) or broken_off(error, hub_id, cache)) from None
+    elif listed_files(hub_id.repo, commit) is None:
+        # All is there, and the list is kept for when nobody can be asked.
+        with suppress(Exception):  # a cache that others fill is read only
+            _download(hub_id.repo, commit)
     if lacking := missing_files(hub_id.repo, commit):
         raise CheckpointError(
             f"{hub_id.repo} at commit {commit} must be whole on {hub_host()}, it lacks "
             f"{listed(lacking)}",
             hint="name another revision, or tell its authors",
+        )
+
+
+def _download(repo: str, commit: str) -> None:
+    """Fetch what is missing of a commit; the library keeps the list of its files too."""
+    from huggingface_hub import snapshot_download
+
+    with quietly():
+        snapshot_download(
+            repo,
+            revision=commit,
+            allow_patterns=list(FETCHED),
+            ignore_patterns=list(NOT_FETCHED),
+            library_name="weighbridge",
         )
 
 
@@ -176,12 +199,7 @@ def _readable(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
 
 
-def _from_cache(
-    hub_id: HubId,
-    reason: str,
-    say: Callable[[str], None],
-    error: Exception | None = None,
-) -> HubFolder:
+def _from_cache(hub_id: HubId, reason: str, say: Callable[[str], None]) -> HubFolder:
     """Take the commit that the cache holds for a revision, when the hub cannot be asked."""
     repo, revision = hub_id.repo, hub_id.revision
     cache = cache_folder()
@@ -190,7 +208,7 @@ def _from_cache(
         "run once with a connection and without HF_HUB_OFFLINE: weighbridge checkpoint info "
         f"{hub_id}; or copy the folder {storage(repo).name} from the cache of another machine"
     )
-    others = [known for known in cached_commits(repo) if not missing_files(repo, known)]
+    others = [known for known in cached_commits(repo) if is_whole(repo, known)]
     if others:
         bring = f"name a commit that is there: {repo}@{others[0]}; or {bring}"
     if commit is None or not snapshot(repo, commit).is_dir():
@@ -198,44 +216,22 @@ def _from_cache(
             f"{hub_id} must be a folder here or in the cache, as {reason}; got neither, the cache "
             f"is {cache}",
             hint=bring,
-        ) from error
+        )
+    folder = snapshot(repo, commit)
     if missing := missing_files(repo, commit):
         raise CheckpointError(
-            f"{hub_id} must be whole in the cache, as {reason}; {snapshot(repo, commit)} lacks "
-            f"{listed(missing)}",
+            f"{hub_id} must be whole in the cache, as {reason}; {folder} lacks {listed(missing)}",
             hint=bring,
-        ) from error
+        )
+    if not is_whole(repo, commit):
+        raise CheckpointError(
+            f"{hub_id} must be known to be whole in the cache, as {reason}; another program "
+            f"fetched files of it into {folder}, and no list tells whether these are all",
+            hint=f"{bring}; or, if you know that nothing is missing, name the folder itself",
+        )
     if commit != revision:
         say(
             f"{reason}: taking {repo} at commit {commit} from {cache}, as "
             f"{revision or 'its default branch'} was when it was last fetched"
         )
-    return HubFolder(snapshot(repo, commit), repo, commit)
-
-
-@contextmanager
-def _quietly() -> Generator[None]:
-    """Keep the library's own lines and bars off standard error, unless the user set otherwise.
-
-    Its lines hold addresses, which may hold a password; its bars are for terminals.
-    """
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-        logging,
-    )
-
-    bars = "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ or sys.stderr.isatty()
-    quiet = not bars and not are_progress_bars_disabled()
-    level = logging.get_verbosity()
-    if "HF_HUB_VERBOSITY" not in os.environ:
-        logging.set_verbosity(CRITICAL)
-    if quiet:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if quiet:
-            enable_progress_bars()
+    return HubFolder(folder, repo, commit)

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from weighbridge.scorer.adapter_formats import LowRank, core_path
+from weighbridge.scorer.adapter_formats import MERGE_WITH_PEFT, LowRank, core_path
 from weighbridge.scorer.adapters import Adapter
 from weighbridge.scorer.errors import CheckpointError, listed, quoted
 from weighbridge.scorer.quantized import (
@@ -18,11 +18,9 @@ from weighbridge.scorer.quantized import (
     plain_weight,
     replace_module,
 )
-from weighbridge.scorer.untying import head_is_tied, untie_head
+from weighbridge.scorer.untying import EMBEDDINGS, LINEARS, head_is_tied, untie_head
 from weighbridge.scorer.weight_files import weight_files
 
-_LINEARS = (nn.Linear, nn.QuantizedLinear)
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 _FETCH = "fetch the adapter again: its file is damaged"
 
@@ -67,7 +65,7 @@ def check_layout(model: Any, adapter: Adapter, folder: Path) -> None:
         raise CheckpointError(
             "a PEFT adapter must meet the weights as they are published, and mlx-lm "
             f"rearranges those of {listed(other)}",
-            hint="merge it with PEFT (merge_and_unload) and use the merged checkpoint",
+            hint=MERGE_WITH_PEFT,
         )
 
 
@@ -91,10 +89,11 @@ def fuse_adapter(model: Any, adapter: Adapter, dtype: str) -> float | None:
         CheckpointError: A tensor has no module, another shape, or is not finite.
     """
     modules = dict(model.named_modules())
-    if _needs_own_head(adapter, modules):
+    if adapter.parts_tied_head and head_is_tied(modules):
         untie_head(model)
         modules = dict(model.named_modules())
     placed = _place(adapter, modules)
+    _check_once(placed)
     _check_coverage(model, adapter, placed, modules)
     # mlx reads lazily: a tensor is in memory while its module is computed.
     tensors: Any = mx.load(str(adapter.weights))
@@ -143,7 +142,7 @@ def changed_tokens(model: Any, adapter: Adapter) -> tuple[int, ...]:
     tokens: list[int] = []
     for each in _place(adapter, modules):
         if each.product.embedding or (
-            adapter.format == "mlx" and isinstance(modules[each.path], _EMBEDDINGS)
+            adapter.format == "mlx" and isinstance(modules[each.path], EMBEDDINGS)
         ):
             down = tensors[each.product.down].astype(mx.float32)
             size: Any = mx.abs(down).sum(axis=0 if each.product.embedding else 1)
@@ -152,30 +151,21 @@ def changed_tokens(model: Any, adapter: Adapter) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _needs_own_head(adapter: Adapter, modules: Mapping[str, Any]) -> bool:
-    """Whether tied embeddings and head change differently."""
-    if adapter.format != "peft" or not head_is_tied(modules):
-        return False
-    head = any(core_path(each.module) == "lm_head" for each in adapter.low_rank)
-    embedding = any(each.embedding for each in adapter.low_rank)
-    return (head and embedding) if adapter.ties_head else (head or embedding)
-
-
 def _place(adapter: Adapter, modules: Mapping[str, Any]) -> list[_Placed]:
-    """Find the module of each product; all must have one, and no two the same."""
+    """Find the module of each product; all must have one."""
     by_core: dict[str, list[str]] = {}
     for path, module in modules.items():
-        if isinstance(module, _LINEARS + _EMBEDDINGS + _EXPERTS):
+        if isinstance(module, LINEARS + EMBEDDINGS + _EXPERTS):
             by_core.setdefault(core_path(path), []).append(path)
     if adapter.format == "peft" and head_is_tied(modules):
         # Meant for both, or for both being one matrix.
-        by_core["lm_head"] = [p for p, m in modules.items() if isinstance(m, _EMBEDDINGS)]
+        by_core["lm_head"] = [p for p, m in modules.items() if isinstance(m, EMBEDDINGS)]
     placed: list[_Placed] = []
     lost: list[str] = []
     for product in adapter.low_rank:
         if adapter.format == "mlx":
             module = modules.get(product.module)
-            known = isinstance(module, _LINEARS + _EMBEDDINGS + _EXPERTS)
+            known = isinstance(module, LINEARS + EMBEDDINGS + _EXPERTS)
             paths = [product.module] if known else []
         else:
             paths = by_core.get(core_path(product.module), [])
@@ -191,6 +181,11 @@ def _place(adapter: Adapter, modules: Mapping[str, Any]) -> list[_Placed]:
             + (f" ({adapter.base_model})" if adapter.base_model else "")
             + ", or on parts that mlx-lm does not hold as such",
         )
+    return placed
+
+
+def _check_once(placed: Sequence[_Placed]) -> None:
+    """Refuse two products for a module; embeddings and head are two once they are parted."""
     paths = [each.path for each in placed]
     twice = sorted({path for path in paths if paths.count(path) > 1})
     if twice:
@@ -198,7 +193,6 @@ def _place(adapter: Adapter, modules: Mapping[str, Any]) -> list[_Placed]:
             f"an adapter must change a module once, got two products for {listed(twice)}",
             hint=_FETCH,
         )
-    return placed
 
 
 def _check_coverage(
@@ -230,7 +224,7 @@ def _check_coverage(
 def _check_copies(adapter: Adapter, tensors: Any, modules: Mapping[str, Any]) -> None:
     """Accept whole weights that equal the base's; PEFT saves embeddings it adapts so."""
     by_core = {core_path(path): module for path, module in modules.items()}
-    embeddings = [each for each in modules.values() if isinstance(each, _EMBEDDINGS)]
+    embeddings = [each for each in modules.values() if isinstance(each, EMBEDDINGS)]
     other: list[str] = []
     for copy in adapter.whole:
         module = by_core.get(core_path(copy.module))
@@ -242,8 +236,7 @@ def _check_copies(adapter: Adapter, tensors: Any, modules: Mapping[str, Any]) ->
     if other:
         raise CheckpointError(
             f"an adapter must leave whole weights as the base has them, got {listed(other)}",
-            hint="merge it with PEFT (merge_and_unload), save the model, and use that as the "
-            "checkpoint",
+            hint=MERGE_WITH_PEFT,
         )
 
 
@@ -261,7 +254,7 @@ def _change(product: LowRank, module: Any, tensors: Any, layout: str, dtype: str
         change = (up @ down).T if product.embedding else up @ down
     elif down.ndim == 3:
         change = up @ down
-    elif isinstance(module, _EMBEDDINGS):
+    elif isinstance(module, EMBEDDINGS):
         change = down @ up
     else:
         change = (down @ up).T

@@ -1,14 +1,15 @@
 """How much memory weights take, and how much of it there is."""
 
-import json
 import os
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from weighbridge.scorer.adapter_formats import core_path
+from weighbridge.scorer.adapter_formats import FLOATS, core_path
 from weighbridge.scorer.adapters import Adapter
 from weighbridge.scorer.backend import Backend, on_mlx_thread
+from weighbridge.scorer.config_file import config_or_empty
+from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.quantization import group_sizes
 from weighbridge.scorer.weight_files import (
     is_draft,
@@ -19,22 +20,20 @@ from weighbridge.scorer.weight_files import (
 
 # What is left of a machine's memory for other programs, where Metal names no limit itself.
 _SHARE = 0.75
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # How names of packed weights end in AWQ, compressed-tensors and GPT-OSS.
 _PACKED = (".qweight", ".weight_packed", "_blocks")
+_EMBEDDING_NAMES = frozenset(
+    {
+        "embed_tokens",
+        "embed_in",
+        "embedding",
+        "embeddings",
+        "tok_embeddings",
+        "word_embeddings",
+        "wte",
+    }
+)
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-
-_limit: int | None = None
-
-
-def limit_memory(limit: int | None) -> None:
-    """Limit the bytes that all models of this process may take together.
-
-    Args:
-        limit: Bytes; None goes back to what the machine has.
-    """
-    global _limit  # noqa: PLW0603
-    _limit = limit
 
 
 def weight_bytes(
@@ -60,22 +59,58 @@ def weight_bytes(
         for name, tensor in safetensors_header(path).items()
         if name != "__metadata__" and not is_vision(name) and not is_draft(name)
     }
-    size, special = group_sizes(_config(folder))
+    size, special = group_sizes(config_or_empty(folder))
     changed = {core_path(each.module) for each in adapter.low_rank} if adapter else set[str]()
+    embedding = _tied_embedding(tensors) if "lm_head" in changed or adapter else None
+    apart = embedding is not None and adapter is not None and adapter.parts_tied_head
+    if embedding is not None and "lm_head" in changed and not apart:
+        changed.add(core_path(embedding))  # one matrix for both
     plain = dequantize or dtype == "float64"
+
+    def held(name: str, unpacked: bool) -> int:
+        return _held(tensors, name, special.get(name.rpartition(".")[0], size), dtype, unpacked)
+
     total = 0
-    for name, tensor in tensors.items():
+    for name in tensors:
         module = name.rpartition(".")[0]
-        unpacked = plain or core_path(module) in changed
-        # mlx-lm itself unpacks 8-bit floats that have scales of their own.
-        if f"{name}_scale_inv" in tensors or (unpacked and _is_packed(tensors, name)):
-            total += _weights(tensors, name, special.get(module, size)) * _BYTES[dtype]
-        elif tensor["dtype"] in _FLOATS:
-            total += prod(tensor["shape"]) * _BYTES[dtype]
-        else:
-            first, last = tensor["data_offsets"]
-            total += last - first
+        total += held(name, plain or core_path(module) in changed)
+        if apart and module == embedding:
+            total += held(name, plain or "lm_head" in changed)
     return total
+
+
+def _held(
+    tensors: dict[str, dict[str, Any]], name: str, group: int, dtype: str, unpacked: bool
+) -> int:
+    """Return the bytes that a tensor takes in memory.
+
+    Args:
+        tensors: Header entries by name.
+        name: The tensor.
+        group: Weights that share a scale, where it is packed.
+        dtype: The compute dtype.
+        unpacked: Whether its module becomes a plain one.
+    """
+    tensor = tensors[name]
+    packed = _is_packed(tensors, name)
+    # mlx-lm itself unpacks 8-bit floats that have scales of their own.
+    if f"{name}_scale_inv" in tensors or (unpacked and packed):
+        return _weights(tensors, name, group) * _BYTES[dtype]
+    first, last = tensor["data_offsets"]
+    if tensor["dtype"] not in FLOATS:
+        return last - first
+    cast = prod(tensor["shape"]) * _BYTES[dtype]
+    # Scales of packed weights are not narrowed.
+    return max(cast, last - first) if packed and not name.endswith(".bias") else cast
+
+
+def _tied_embedding(tensors: dict[str, dict[str, Any]]) -> str | None:
+    """Return the module of embeddings that are the head as well, None where a head is there."""
+    modules = {name.rpartition(".")[0] for name in tensors}
+    if any(core_path(module) == "lm_head" for module in modules):
+        return None
+    named = (each for each in modules if each.rpartition(".")[2] in _EMBEDDING_NAMES)
+    return next(named, None)
 
 
 def _is_packed(tensors: dict[str, dict[str, Any]], name: str) -> bool:
@@ -106,29 +141,49 @@ def _weights(tensors: dict[str, dict[str, Any]], name: str, group: int) -> int:
     return prod(tensor["shape"]) if leaf in {"weight", "bias"} else 0
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Read config.json; what is wrong with it is said elsewhere."""
-    try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
+def require_room(
+    name: str, weights: int, backend: Backend, *, unpacked: bool = False, hint: str
+) -> int:
+    """Refuse weights that alone are larger than the memory there is for them.
+
+    Args:
+        name: What people call the checkpoint.
+        weights: The bytes its weights take in memory.
+        backend: What they are computed with.
+        unpacked: Whether they are stored packed, and held as plain ones.
+        hint: What to do instead.
+
+    Returns:
+        The bytes that all models of this process may take together.
+
+    Raises:
+        CheckpointError: They do not fit.
+    """
+    budget = memory_budget(backend)
+    if weights > budget:
+        raise CheckpointError(
+            f"the weights of {name} must fit into memory: they take {weights / 2**30:.1f} GiB as "
+            f"{backend.dtype}{', unpacked' if unpacked else ''}, and {budget / 2**30:.1f} GiB "
+            "may be used",
+            hint=hint,
+        )
+    return budget
 
 
 def memory_budget(backend: Backend) -> int:
     """Return the bytes that all models of this process may take together.
 
-    What `limit_memory` was told, else on Metal what its driver recommends, else three
-    quarters of the machine's memory.
+    On Metal what its driver recommends, else three quarters of the machine's memory; at
+    most MLX's own limit (`mx.set_memory_limit`), for who wants less.
     """
-    if _limit is not None:
-        return _limit
-    if backend.device == "metal":
-        return int(on_mlx_thread(_recommended))
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
+    return int(on_mlx_thread(_budget, backend.device))
 
 
-def _recommended() -> int:
+def _budget(device: str) -> int:
     import mlx.core as mx
 
-    return int(mx.device_info()["max_recommended_working_set_size"])
+    if device == "metal":
+        own = mx.device_info()["max_recommended_working_set_size"]
+    else:
+        own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE
+    return min(int(own), mx.get_memory_limit())

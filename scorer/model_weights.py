@@ -1,6 +1,5 @@
 """The weights of a checkpoint as a model of mlx-lm. Call on the MLX thread."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,15 @@ from typing import Any
 import numpy as np
 
 from weighbridge.scorer.adapters import Adapter
+from weighbridge.scorer.config_file import config_or_empty
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.quantization import check_quantization, refused_packing
-from weighbridge.scorer.quantized import check_types, dequantize_model, packed_modules
+from weighbridge.scorer.quantized import (
+    check_types,
+    dequantize_model,
+    holds_packed,
+    packed_modules,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ LEAST_KEPT = 0.5
 MOSTLY_KEPT = 0.9
 """Below this share, rounding is worth a warning."""
 
+# A run computes in the dtype of its backend; these two are where a dtype can be named.
+_IN_FLOAT32 = 'ParallelScorer(…, dtype="float32"), or checkpoint fuse --dtype float32'
 _PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -47,7 +54,7 @@ def load_model(
     """
     import mlx.core as mx
 
-    config = _config(folder)
+    config = config_or_empty(folder)
     check_quantization(config)
     if dequantize and config.get("quantize_activations"):
         raise refused_packing("got quantize_activations, whose layers run on Metal alone")
@@ -57,10 +64,13 @@ def load_model(
         from weighbridge.scorer.low_rank import check_layout
 
         check_layout(model, adapter, folder)
+    packed = None
     if (dequantize or dtype == "float64") and next(packed_modules(model), None):
         packed = _held_bytes(model)
         dequantize_model(model, getattr(mx, dtype))
-        model.set_dtype(getattr(mx, dtype))
+    cast_weights(model, dtype)
+    mx.eval(model.parameters())
+    if packed is not None:
         logger.warning(
             "%s: packed weights of %.2f GiB are held as %s, %.2f GiB: packed ones are slow "
             "without Metal",
@@ -69,11 +79,38 @@ def load_model(
             dtype,
             _held_bytes(model) / 2**30,
         )
-    model.set_dtype(getattr(mx, dtype))
-    mx.eval(model.parameters())
     if adapter is not None:
         _fuse(model, adapter, dtype)
     return model
+
+
+def cast_weights(model: Any, dtype: str) -> None:
+    """Cast floating-point parameters, but narrow none that has to stay wide.
+
+    An architecture names parameters that 16 bits would spoil, such as the decay of a state
+    space (`cast_predicate` of mlx-lm). Scales and factors of packed weights were made in
+    their own type, and each stands for a group of weights. These are widened at most.
+
+    Args:
+        model: A model of mlx-lm.
+        dtype: Name of the compute dtype.
+    """
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    target = getattr(mx, dtype)
+    may_narrow = getattr(model, "cast_predicate", None) or (lambda _: True)
+    packed = {path for path, module in model.named_modules() if holds_packed(module)}
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        if not mx.issubdtype(array.dtype, mx.floating):
+            return array
+        module, _, leaf = path.rpartition(".")
+        narrows = array.dtype != target and array.dtype.size >= target.size
+        wide = not may_narrow(path) or (module in packed and leaf != "bias")
+        return array if narrows and wide else array.astype(target)
+
+    model.update(tree_map_with_path(cast, model.parameters()))
 
 
 def prompt_logits(model: Any, tokens: tuple[int, ...] = _PROMPT) -> np.ndarray:
@@ -120,7 +157,7 @@ def _fuse(model: Any, adapter: Adapter, dtype: str) -> None:
         raise CheckpointError(
             f"an adapter must survive in the weights, and rounding to {dtype} keeps "
             f"{max(kept, 0.0):.0%} of it",
-            hint="compute in float32 (--dtype float32)"
+            hint=f"float32 keeps it: {_IN_FLOAT32}"
             if dtype.endswith("16")
             else "its tensors are almost zero: it was hardly trained",
         )
@@ -132,10 +169,10 @@ def _fuse(model: Any, adapter: Adapter, dtype: str) -> None:
         )
     if kept < MOSTLY_KEPT:
         logger.warning(
-            "rounding to %s keeps %.0f%% of the adapter's change; float32 keeps all of it "
-            "(--dtype float32)",
+            "rounding to %s keeps %.0f%% of the adapter's change; float32 keeps all of it: %s",
             dtype,
             100 * kept,
+            _IN_FLOAT32,
         )
     logger.debug("adapter: logits change by %.2g (relative), %.0f%% kept", change, 100 * kept)
 
@@ -152,15 +189,6 @@ def _load(folder: Path) -> Any:
         ) from error
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Read config.json; what is wrong with it is for mlx-lm to say."""
-    try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def _held_bytes(model: Any) -> int:
     from mlx.utils import tree_flatten
 
@@ -168,6 +196,6 @@ def _held_bytes(model: Any) -> int:
     return sum(array.nbytes for _, array in leaves)
 
 
-def _in_short(error: Exception) -> str:
+def _in_short(error: BaseException) -> str:
     """Put a foreign error in one line; mlx-lm names tensors below the first one."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

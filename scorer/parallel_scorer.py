@@ -104,14 +104,16 @@ class ParallelScorer:
             hash_cache=hash_cache,
             accept_prompt=accept_prompt,
         )
+        self.layout = _one_of(Layout, layout, "layout") or self.info.layout
+        self.encoding = _one_of(Encoding, encoding, "encoding") or self.info.encoding
         self.temperature = checkpoint_temperature(
             self.info,
             temperature=temperature,
             allow_uncalibrated=allow_uncalibrated,
             permutations=permutations,
+            layout=self.layout,
+            encoding=self.encoding,
         )
-        self.layout = _one_of(Layout, layout, "layout") or self.info.layout
-        self.encoding = _one_of(Encoding, encoding, "encoding") or self.info.encoding
         contract = self.info.contract
         if contract and (self.layout, self.encoding) != (self.info.layout, self.info.encoding):
             raise CheckpointError(

@@ -112,9 +112,11 @@ def _check_own(own: Any) -> None:
     for path, value in {"": own, **layers}.items():
         mode, bits, group = _params(own, value)
         where = f" for {path}" if path else ""
-        if mode not in _BITS:
+        if not isinstance(mode, str) or mode not in _BITS:
             raise refused_packing(f"got the mode {shown(mode)}{where}, none of {', '.join(_BITS)}")
-        if bits not in _BITS[mode] or group not in _GROUPS[mode]:
+        # True is equal to 1, and is no number of bits.
+        whole = type(bits) is int and type(group) is int
+        if not whole or bits not in _BITS[mode] or group not in _GROUPS[mode]:
             raise refused_packing(
                 f"got {bits!r} bits in groups of {group!r}{where}, and {mode} has "
                 f"{_BITS[mode]} bits in groups of {_GROUPS[mode]}"
@@ -124,7 +126,7 @@ def _check_own(own: Any) -> None:
 def _params(own: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[str, Any, Any]:
     """Return mode, bits and group size; a layer takes what it leaves out from its mode."""
     mode = value.get("mode", "affine")
-    if value is own or mode not in _DEFAULTS:
+    if value is own or not isinstance(mode, str) or mode not in _DEFAULTS:
         return mode, value.get("bits"), value.get("group_size")
     bits, group = _DEFAULTS[mode]
     return mode, value.get("bits", bits), value.get("group_size", group)
@@ -149,7 +151,7 @@ def _modelopt(config: Mapping[str, Any]) -> str | None:
 def _compressed(config: Mapping[str, Any]) -> str | None:
     """Say why a compressed-tensors configuration is refused, None where it is read rightly."""
     kind = config.get("format")
-    if kind not in _COMPRESSED:
+    if not isinstance(kind, str) or kind not in _COMPRESSED:
         return f"got compressed-tensors in the format {shown(kind)}"
     if kind != "pack-quantized":
         return None

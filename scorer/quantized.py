@@ -35,6 +35,11 @@ def is_packed(module: Any) -> bool:
     return _counterpart(module) is not None
 
 
+def holds_packed(module: Any) -> bool:
+    """Whether a module holds packed weights of any kind, with a plain counterpart or not."""
+    return hasattr(module, "bits") or "scales" in module
+
+
 def plain_weight(module: Any, rows: Any = None) -> Any:
     """Return what packed weights stand for, in float32.
 
@@ -115,7 +120,7 @@ def check_types(model: Any) -> None:
 
     odd: list[str] = []
     for path, module in model.named_modules():
-        if hasattr(module, "bits") or "scales" in module:
+        if holds_packed(module):
             continue
         weight = module.get("weight")
         if isinstance(weight, mx.array) and not mx.issubdtype(weight.dtype, mx.floating):

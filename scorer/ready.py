@@ -4,7 +4,9 @@ Releases write the adapter that was merged, the base it was merged into, and has
 weights and prompt. A calibration of ours adds one entry under a key of its own:
 
     {"weighbridge": {"temperature": {"value": 1.7, "fitted_on": "…", "fitted_at": "…",
-                                     "fingerprint": "…", "metrics": {"nll": 0.41}}}}
+                                     "fingerprint": "…", "metrics": {"nll": 0.41},
+                                     "layout": "context-first", "encoding": "codes",
+                                     "permutations": 1}}}
 """
 
 import json
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from weighbridge.scorer.errors import CheckpointError, TemperatureError, quoted, shown
+from weighbridge.scorer.names import NAME_RULE, is_name
 
 READY_FILE = "READY.json"
 OWN_KEY = "weighbridge"
@@ -29,8 +32,9 @@ LOWEST, HIGHEST = 0.05, 20.0
 probability 0 or 1, by 20 nearly all are alike: a fit that ends beyond has found no minimum
 but the end of its search, on too few labels or on wrong ones."""
 
+_LONGEST_FILE = 255  # bytes, on every disk
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
-_IDENTITY = ("model", "revision", "base_model", "base_revision")
+_TEXTS = ("model", "revision", "base_model", "base_revision", "base_quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class StoredTemperature:
         fitted_at: When, with a time zone.
         fingerprint: The checkpoint it was fitted on, adapter included.
         metrics: Such as the log loss before and after, by name.
+        layout: Of the prompt it was fitted on, None where it is not told.
+        encoding: How that prompt asked for a choice, likewise.
+        permutations: Over how many orders of the choices logits were averaged.
     """
 
     value: float
@@ -50,10 +57,13 @@ class StoredTemperature:
     fitted_at: datetime
     fingerprint: str
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    layout: str | None = None
+    encoding: str | None = None
+    permutations: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyFile:
     """What READY.json says of the weights it lies beside; None where it says nothing.
 
     Attributes:
@@ -62,6 +72,8 @@ class Ready:
         revision: Full commit of that id.
         base_model: Hub id of what the adapter was merged into. Never selects a temperature.
         base_revision: Its commit, likewise.
+        base_quantization: How the base was packed before the merge, None for plain weights.
+        base_adapter_sha256: Of another adapter that was in the base already.
         prompt_sha256: Of the system text they were trained with.
         weight_sha256: Of each weight file, by its name.
         precision: In what dtype they were merged.
@@ -74,14 +86,34 @@ class Ready:
     revision: str | None = None
     base_model: str | None = None
     base_revision: str | None = None
+    base_quantization: str | None = None
+    base_adapter_sha256: str | None = None
     prompt_sha256: str | None = None
     weight_sha256: Mapping[str, str] = field(default_factory=dict[str, str])
     precision: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: StoredTemperature | None = None
 
+    def merged_otherwise(self, fused: str | None = None) -> list[str]:
+        """Say how what is below an adapter differs from the plain base of its release.
 
-def read_ready(folder: Path) -> Ready:
+        Args:
+            fused: Hash of an adapter that is fused into these weights at load; None where
+                the adapter is the one that was merged.
+        """
+        found: list[str] = []
+        if self.base_quantization is not None:
+            found.append(f"but it was merged into {self.base_quantization} weights")
+        mine = (fused or self.adapter_sha256 or "").lower()
+        found += [
+            f"but another adapter ({other[:12]}…) was in its base already"
+            for other in (self.base_adapter_sha256, self.adapter_sha256)
+            if other is not None and other != mine
+        ]
+        return found
+
+
+def read_ready(folder: Path) -> ReadyFile:
     """Read READY.json of a checkpoint folder; an absent file says nothing.
 
     Raises:
@@ -91,9 +123,10 @@ def read_ready(folder: Path) -> Ready:
     path = folder / READY_FILE
     data = _load(folder)
     read = _Reader(path)
-    return Ready(
+    return ReadyFile(
         adapter_sha256=read.sha256(data, "adapter_sha256"),
-        **{key: read.text(data, key) for key in _IDENTITY},
+        **{key: read.text(data, key) for key in _TEXTS},
+        base_adapter_sha256=read.sha256(data, "base_adapter_sha256"),
         prompt_sha256=read.sha256(data, "prompt_sha256"),
         weight_sha256=read.hashes(data, "weight_sha256"),
         # Only shown, so that any form will do.
@@ -111,6 +144,9 @@ def record_temperature(
     metrics: Mapping[str, float],
     fingerprint: str,
     fitted_at: datetime | None = None,
+    layout: str | None = None,
+    encoding: str | None = None,
+    permutations: int = 1,
 ) -> StoredTemperature:
     """Write a fitted temperature into READY.json; all other keys stay as they are.
 
@@ -124,6 +160,9 @@ def record_temperature(
         metrics: Finite numbers by name.
         fingerprint: Of the checkpoint it was fitted on, adapter included.
         fitted_at: With a time zone; now if left out.
+        layout: Of the prompt it was fitted on, such as `context-first`.
+        encoding: How that prompt asked for a choice, such as `codes`.
+        permutations: Over how many orders of the choices logits were averaged.
 
     Raises:
         TemperatureError: The value is out of range, an argument is not usable, or the file
@@ -137,6 +176,9 @@ def record_temperature(
         "fitted_at": (fitted_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         "fingerprint": fingerprint,
         "metrics": {name: _plain(number) for name, number in metrics.items()},
+        **({} if layout is None else {"layout": str(layout)}),
+        **({} if encoding is None else {"encoding": str(encoding)}),
+        "permutations": permutations,
     }
     data = _load(folder)
     own = data.get(OWN_KEY)
@@ -220,8 +262,10 @@ class _Reader:
 
     def text(self, data: Mapping[str, Any], key: str) -> str | None:
         value = data.get(key)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self.refused(f'must have a text that is not blank as "{key}", got {shown(value)}')
+        if value is not None and not is_name(value):
+            raise self.refused(
+                f'must have a text that is not blank {NAME_RULE} as "{key}", got {shown(value)}'
+            )
         return value
 
     def sha256(self, data: Mapping[str, Any], key: str) -> str | None:
@@ -240,6 +284,8 @@ class _Reader:
             raise self.refused(f'must have an object of hashes as "{key}", got {shown(value)}')
         found: dict[str, str] = {}
         for name, sha256 in value.items():
+            if (name and not name.isprintable()) or len(name.encode()) > _LONGEST_FILE:
+                raise self.refused(f'must have names of files in "{key}", got {quoted(name)}')
             if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
                 raise self.refused(
                     f'must have 64 hex digits for {quoted(name)} in "{key}", got {shown(sha256)}'
@@ -253,7 +299,7 @@ class _Reader:
         if entry is None:
             return None
         where = f'"{OWN_KEY}.temperature'
-        hint = f'calibrate again, or remove {where}" from {READY_FILE}'
+        hint = f'record it anew (docs/checkpoints.md), or remove {where}" from {READY_FILE}'
         if not isinstance(entry, dict):
             raise self.refused(f'must have an object as {where}", got {shown(entry)}', hint)
         value = _finite(entry.get("value"))
@@ -263,8 +309,11 @@ class _Reader:
                 f"got {shown(entry.get('value'))}",
                 hint,
             )
-        for key in ("fitted_on", "fingerprint"):
-            if not isinstance(entry.get(key), str) or not entry[key].strip():
+        for key in ("fitted_on", "fingerprint", "layout", "encoding"):
+            if key not in entry and key in {"layout", "encoding"}:
+                continue
+            text = isinstance(entry.get(key), str) and bool(entry[key].strip())
+            if not text or (key != "fitted_on" and not is_name(entry[key])):
                 raise self.refused(
                     f'must have a text that is not blank as {where}.{key}", '
                     f"got {shown(entry.get(key))}",
@@ -276,12 +325,22 @@ class _Reader:
                 f'must have an object of finite numbers as {where}.metrics", got {shown(metrics)}',
                 hint,
             )
+        permutations = entry.get("permutations", 1)
+        if type(permutations) is not int or permutations < 1:
+            raise self.refused(
+                f'must have a whole number above 0 as {where}.permutations", '
+                f"got {shown(permutations)}",
+                hint,
+            )
         return StoredTemperature(
             value=value,
             fitted_on=entry["fitted_on"],
             fitted_at=self._time(entry.get("fitted_at"), where, hint),
-            fingerprint=entry["fingerprint"],
+            fingerprint=entry["fingerprint"].lower(),
             metrics={str(name): float(number) for name, number in metrics.items()},
+            layout=entry.get("layout"),
+            encoding=entry.get("encoding"),
+            permutations=permutations,
         )
 
     def _time(self, value: Any, where: str, hint: str) -> datetime:

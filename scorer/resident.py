@@ -23,7 +23,7 @@ from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine, Mode, Row, Timings
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import HeadCut
-from weighbridge.scorer.memory import memory_budget, weight_bytes
+from weighbridge.scorer.memory import require_room, weight_bytes
 from weighbridge.scorer.model_weights import load_model
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.scorer.plan import SchemaPlan
@@ -194,6 +194,8 @@ class ResidentCheckpoint:
         _make_room(self)
         start = time.perf_counter()
         logger.debug("loading %s", self.info.name)
+        for note in self.info.notes:
+            logger.warning("%s: %s", self.info.name, note)
         model = load_model(
             self.info.folder,
             self.backend.dtype,
@@ -272,18 +274,16 @@ def _make_room(wanted: ResidentCheckpoint) -> None:
     Raises:
         CheckpointError: Its weights alone are larger than the memory there is.
     """
-    budget = memory_budget(wanted.backend)
     weights = wanted.weight_bytes
-    if weights > budget:
-        packed = wanted.info.quantization and wanted.backend.device == "cpu"
-        raise CheckpointError(
-            f"the weights of {wanted.info.name} must fit into memory: they take "
-            f"{weights / 2**30:.1f} GiB as {wanted.backend.dtype}"
-            f"{', unpacked as a CPU needs them' if packed else ''}, and "
-            f"{budget / 2**30:.1f} GiB may be used",
-            hint="use a smaller checkpoint"
-            + ("" if wanted.backend.device == "cpu" else ", or a 4-bit conversion of this one"),
-        )
+    on_cpu = wanted.backend.device == "cpu"
+    budget = require_room(
+        wanted.info.name,
+        weights,
+        wanted.backend,
+        unpacked=on_cpu and wanted.info.quantization is not None,
+        hint="use a smaller checkpoint"
+        + (": a CPU unpacks packed ones" if on_cpu else ", or a 4-bit conversion of this one"),
+    )
     needed = weights * _WORK
     with _residents_lock:
         others = [each for each in _residents.values() if each is not wanted and each.loaded]

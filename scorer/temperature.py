@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from weighbridge.scorer.errors import ScorerError, TemperatureError, quoted
-from weighbridge.scorer.ready import READY_FILE, Ready, read_ready
+from weighbridge.scorer.ready import READY_FILE, ReadyFile, read_ready
 
 _logger = logging.getLogger("weighbridge.scorer.temperature")
 
@@ -98,7 +98,7 @@ _RELEASES = (
 class _Identity:
     """What is known of the weights; `ready` holds nothing that they do not."""
 
-    ready: Ready
+    ready: ReadyFile
     model: str | None
     revision: str | None
     fused: bool  # an adapter is fused into them at load
@@ -123,7 +123,8 @@ def resolve_temperature(
 
     What lies beside the weights beats what the caller says of them. An adapter hash decides
     alone: one that is in no table means the default, whatever model id comes with it.
-    `base_model` and `base_revision` in READY.json never select.
+    `base_model` and `base_revision` in READY.json never select. An adapter that was merged
+    into packed weights, or over another one, is not the release: its value is transferred.
 
     Args:
         folder: The checkpoint's folder, which may hold READY.json.
@@ -144,11 +145,14 @@ def resolve_temperature(
             not there, or READY.json cannot be trusted.
     """
     given = None if temperature is None else validate_temperature(temperature)
-    ready = Ready() if folder is None else read_ready(Path(folder))
+    ready = ReadyFile() if folder is None else read_ready(Path(folder))
     known = _identity(ready, model_id, revision, adapter_sha256)
     release, recognised_by = _recognise(known)
     stored, stale = _stored(ready, fingerprint, fused=known.fused)
-    resolved = own = stored or _own_temperature(release, recognised_by, known)
+    own = stored or _own_temperature(release, recognised_by, known)
+    for why in ready.merged_otherwise(adapter_sha256):
+        own = transferred(own, why, to_stored=False)
+    resolved = own
     if given is not None:
         if (
             release is not None
@@ -181,7 +185,7 @@ def transferred(temperature: Temperature, why: str, *, to_stored: bool = True) -
 
     Args:
         temperature: Of any kind; only a fitted one changes.
-        why: What is different, such as `these weights are packed`.
+        why: What is different, as it goes on from the source: `but these weights are packed`.
         to_stored: Whether that holds for one of our own calibration too. It was fitted on
             these files as they are, so that how they are quantized is no difference.
     """
@@ -258,11 +262,11 @@ def softmax(logits: Sequence[float], temperature: float) -> tuple[float, ...]:
 
 
 def _identity(
-    ready: Ready, model_id: str | None, revision: str | None, adapter_sha256: str | None
+    ready: ReadyFile, model_id: str | None, revision: str | None, adapter_sha256: str | None
 ) -> _Identity:
     """Combine READY.json's names with the caller's, the file's first."""
     if adapter_sha256 is not None:
-        return _Identity(Ready(adapter_sha256.lower()), model_id, revision, fused=True)
+        return _Identity(ReadyFile(adapter_sha256.lower()), model_id, revision, fused=True)
     if ready.model is None:
         return _Identity(ready, model_id, ready.revision or revision, fused=False)
     # The caller's revision is one of the caller's model, so it cannot complete another's name.
@@ -289,7 +293,7 @@ def _named(model: str | None, revision: str | None) -> _Release | None:
 
 
 def _stored(
-    ready: Ready, fingerprint: str | None, *, fused: bool
+    ready: ReadyFile, fingerprint: str | None, *, fused: bool
 ) -> tuple[Temperature | None, str | None]:
     """Return what our calibration stored, or what speaks against following it."""
     entry = ready.temperature
@@ -299,7 +303,7 @@ def _stored(
         return None, (
             f"the temperature {entry.value} in {READY_FILE} was fitted on other files "
             f"(fingerprint {quoted(entry.fingerprint[:12])[1:-1]}…) than these, so it is not "
-            "followed; calibrate again"
+            "followed; record it anew: docs/checkpoints.md"
         )
     source = (
         f"fitted on {quoted(entry.fitted_on)[1:-1]} at {entry.fitted_at:%Y-%m-%d %H:%M %Z}, "

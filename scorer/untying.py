@@ -13,8 +13,10 @@ from mlx import nn
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.quantized import is_packed
 
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
-_LINEARS = (nn.Linear, nn.QuantizedLinear)
+EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+LINEARS = (nn.Linear, nn.QuantizedLinear)
+"""Modules with a row for each token, or for each output."""
+
 _FLAG = "tie_word_embeddings"
 _PROMPT = (1, 2, 3, 4)
 
@@ -25,11 +27,11 @@ def head_is_tied(modules: Mapping[str, Any]) -> bool:
     Args:
         modules: Modules of a model by their paths.
     """
-    rows = {each.weight.shape[0] for each in modules.values() if isinstance(each, _EMBEDDINGS)}
+    rows = {each.weight.shape[0] for each in modules.values() if isinstance(each, EMBEDDINGS)}
     heads = [
         path
         for path, each in modules.items()
-        if isinstance(each, _LINEARS)
+        if isinstance(each, LINEARS)
         and each.weight.shape[0] in rows
         # Within layers it is chance that a size is that of the vocabulary.
         and not any(part.isdigit() for part in path.split("."))
@@ -50,7 +52,7 @@ def untie_head(model: Any) -> None:
     """
     before = _logits(model)
     modules = dict(model.named_modules())
-    embeddings = [each for each in modules.values() if isinstance(each, _EMBEDDINGS)]
+    embeddings = [each for each in modules.values() if isinstance(each, EMBEDDINGS)]
     owners = [path for path, module in modules.items() if _claims_tied(module)]
     if len(embeddings) != 1 or not owners:
         raise _impossible()

@@ -5,25 +5,26 @@ system text; the embedded checkpoint has a manifest of its own. Neither is signe
 finds damage and mix-ups, not forgery.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from weighbridge.scorer.adapters import MLX_WEIGHTS, PEFT_WEIGHTS, Adapter
+from weighbridge.scorer.adapters import WEIGHT_FILES, Adapter
 from weighbridge.scorer.contract import (
-    CONFIG_FILE,
+    CONTRACT_FILE,
     NARROW_SHA256,
     SYSTEM_FILE,
     WIDE_SHA256,
     Contract,
     read_contract,
+    read_contract_file,
     sha256_of,
 )
 from weighbridge.scorer.embedded import FILES, MANIFEST, embedded_hashes
+from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.hashes import hash_files
-from weighbridge.scorer.ready import READY_FILE, Ready, read_ready
+from weighbridge.scorer.ready import READY_FILE, ReadyFile, read_ready
 from weighbridge.scorer.temperature import release_of
 from weighbridge.scorer.weight_files import weight_files
 
@@ -63,14 +64,15 @@ def verify_checkpoint(
     Args:
         folder: A checkpoint folder.
         adapter: An adapter that is to be fused into it; by default one that lies there.
-        hash_cache: A file that keeps hashes of files by size and time of change.
+        hash_cache: A file that keeps hashes of files by size and time of change. All files
+            are read again whatever it says, and it learns what was found.
 
     Returns:
         A check for each hash and each weight file, none where nothing is written down.
 
     Raises:
-        CheckpointError: The folder holds no weights, a file cannot be read, or the prompt
-            contract or the manifest is damaged.
+        CheckpointError: A file cannot be read, or the prompt contract or the manifest is
+            damaged.
         TemperatureError: READY.json cannot be trusted.
     """
     ready = read_ready(folder)
@@ -99,8 +101,12 @@ def _embedded(folder: Path, hash_cache: Path | None) -> list[FileCheck]:
 def _weights(folder: Path, written: Mapping[str, str], hash_cache: Path | None) -> list[FileCheck]:
     if not written:
         return []
-    there = [file.name for file in weight_files(folder) if file.name not in written]
-    return _listed(folder, written, there, READY_FILE, hash_cache)
+    try:
+        there = [file.name for file in weight_files(folder)]
+    except CheckpointError:  # none at all, or not all of them: the list tells which are missing
+        there = [file.name for file in sorted(folder.glob("*.safetensors"))]
+    unlisted = [name for name in there if name not in written]
+    return _listed(folder, written, unlisted, READY_FILE, hash_cache)
 
 
 def _listed(
@@ -113,7 +119,7 @@ def _listed(
     names = sorted(written)
     there = [name for name in names if _inside(name) and (folder / name).is_file()]
     files = [folder / name for name in there]
-    hashes = dict(zip(there, hash_files(files, hash_cache), strict=True))
+    hashes = dict(zip(there, hash_files(files, hash_cache, anew=True), strict=True))
     checks = [_compared(name, written[name], hashes.get(name), f"by {source}") for name in names]
     return checks + [
         FileCheck(name, None, None, "unlisted", f"{source} does not list it") for name in unlisted
@@ -134,9 +140,9 @@ def _compared(name: str, expected: str, found: str | None, note: str) -> FileChe
 
 
 def _adapter(
-    folder: Path, ready: Ready, adapter: Adapter | None, hash_cache: Path | None
+    folder: Path, ready: ReadyFile, adapter: Adapter | None, hash_cache: Path | None
 ) -> list[FileCheck]:
-    lying = (folder / name for name in (MLX_WEIGHTS, PEFT_WEIGHTS))
+    lying = (folder / name for name in WEIGHT_FILES)
     file = adapter.weights if adapter else next(filter(Path.is_file, lying), None)
     expected, source = ready.adapter_sha256, READY_FILE
     if adapter is not None and (own := read_ready(adapter.folder).adapter_sha256):
@@ -145,10 +151,10 @@ def _adapter(
     if file is None:
         if expected is None:
             return []
-        note = "merged; its file is not here, name it by --adapter"
+        note = "merged into the weights; its file is not here: name it with --adapter"
         return [FileCheck("adapter", expected, None, "unchecked", note)]
     name = file.name if file.parent == folder else str(file)
-    (found,) = hash_files([file], hash_cache)
+    (found,) = hash_files([file], hash_cache, anew=True)
     if expected is not None:
         return [_compared(name, expected, found, f"by {source}")]
     title = release_of(found)
@@ -158,13 +164,13 @@ def _adapter(
     return [FileCheck(name, None, found, "unchecked", note)]
 
 
-def _prompt(folder: Path, ready: Ready) -> list[FileCheck]:
+def _prompt(folder: Path, ready: ReadyFile) -> list[FileCheck]:
     contract = read_contract(folder, accept_prompt=True)
     checks: list[FileCheck] = []
     texts: dict[str, str] = {}
     if contract is not None:
         trained = f"the text that {contract.task} was trained with"
-        file = f"wide_system_prompt in {CONFIG_FILE}" if contract.wide_system else SYSTEM_FILE
+        file = f"wide_system_prompt in {CONTRACT_FILE}" if contract.wide_system else SYSTEM_FILE
         text, expected = (
             (contract.wide_system, WIDE_SHA256)
             if contract.wide_system
@@ -197,12 +203,12 @@ def _prompt_code(folder: Path, contract: Contract | None) -> list[FileCheck]:
     """List the hashes of the programs that made the training prompts."""
     if contract is None:
         return []
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = read_contract_file(folder) or {}
     sources = config.get("prompt_source_sha256")
     written = dict(sources) if isinstance(sources, dict) else {}
     if "prompt_code_sha256" in config:
         written["prompt code"] = config["prompt_code_sha256"]
-    note = f"by {CONFIG_FILE}; the program that made the training prompts is not here"
+    note = f"by {CONTRACT_FILE}; the program that made the training prompts is not here"
     return [
         FileCheck(str(name), str(sha256), None, "unchecked", note)
         for name, sha256 in sorted(written.items())

@@ -11,16 +11,43 @@ from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.foreign_formats import foreign_format
 
 INDEX_FILE = "model.safetensors.index.json"
-TOKENIZER_FILES = (
+VOCABULARY_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "vocab.json",
     "vocab.txt",
     "spiece.model",
+    "spm.model",
+    "sentencepiece*.model",
     "tekken.json",
     "*.tiktoken",
 )
 """Any of these holds a vocabulary; patterns."""
+# In this order fingerprints are made: what is added goes to the end.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    *VOCABULARY_FILES,
+    "tokenizer*.json",
+    "tokenizer.model.v*",
+    "vocab.bpe",
+    "bpe.codes",
+    "chat_template*.json",
+    "chat_template*.jinja",
+)
+"""What a tokenizer and its chat template may consist of; patterns, none that fits code."""
+
+ADAPTER_WEIGHTS = ("adapters.safetensors", "adapter_model.safetensors")
+"""Of mlx-lm and of PEFT."""
+ADAPTER_FILES = (*ADAPTER_WEIGHTS, "adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+"""What the weights of an adapter are called, those included that are never loaded."""
 
 _HEADER_LIMIT = 100 * 2**20
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

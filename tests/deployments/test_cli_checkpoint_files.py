@@ -4,6 +4,10 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from tests.scorer.conftest import Tiny
 
 from weighbridge.deployments.cli import main
 from weighbridge.scorer import ParallelScorer
+from weighbridge.scorer.resident import release_checkpoints
 
 pytestmark = pytest.mark.mlx
 
@@ -136,8 +141,146 @@ class TestFuse:
         assert run(capsys, "info", "merged")[0] == 1
         assert run(capsys, "info", "merged", "--accept-prompt")[0] == 0
 
+    def test_an_adapter_that_lies_beside_its_base(
+        self, capsys: pytest.CaptureFixture[str], home: Path
+    ):
+        for file in ("adapters.safetensors", "adapter_config.json"):
+            shutil.copy(f"mlx/{file}", "base")
+        assert run(capsys, "fuse", "base", "base", "merged")[0] == 0
+        shutil.rmtree("mlx")
+        assert np.allclose(logits("merged"), logits("base", adapter="base"), atol=1e-5)
+        # Fused into it, with another one: no option of this command is named.
+        code, _, err = run(capsys, "fuse", "base", "peft", "other")
+        assert code == 1
+        assert "ADAPTER" in err
+        assert "--adapter" not in err
+
+    def test_what_a_person_should_know_is_said(
+        self, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    ):
+        Path("mlx/chat_template.jinja").write_text("{{ messages }}")
+        (note,) = json.loads(run(capsys, "info", "base", "--adapter", "mlx", "--json")[1])[
+            "warnings"
+        ]
+        assert "template" in note
+        code, _, err = run(capsys, "fuse", "base", "mlx", "merged")
+        assert (code, f"hint: {note}" in err) == (0, True)
+        release_checkpoints()  # said when the weights are loaded, and other tests load these
+        logits("base", adapter="mlx")
+        assert note in caplog.text
+        # Negative control: the other one brings none.
+        assert (
+            json.loads(run(capsys, "info", "base", "--adapter", "peft", "--json")[1])["warnings"]
+            == []
+        )
+
+    def test_what_was_merged_is_not_merged_again(self, capsys: pytest.CaptureFixture[str]):
+        assert run(capsys, "fuse", "base", "mlx", "merged")[0] == 0
+        code, _, err = run(capsys, "fuse", "merged", "mlx", "again")
+        assert code == 1
+        assert "is in the weights already" in err
+        assert "hint: use that folder as it is" in err
+
+    def test_a_fused_release_is_transferred_where_it_was_transferred(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ):
+        from weighbridge.scorer import temperature
+
+        # The table knows the hash of this adapter as that of the fitted release.
+        known = replace(
+            temperature._RELEASES[0], adapter_sha256=sha(Path("mlx/adapters.safetensors"))
+        )
+        monkeypatch.setattr(temperature, "_RELEASES", (known,))
+        ready = {"adapter_sha256": "c" * 64}
+        for told, kind in ((None, "fitted"), (ready, "transferred")):
+            if told:
+                Path("base/READY.json").write_text(json.dumps(told))
+            before = json.loads(run(capsys, "info", "base", "--adapter", "mlx", "--json")[1])
+            assert run(capsys, "fuse", "base", "mlx", f"merged-{kind}")[0] == 0
+            after = json.loads(run(capsys, "info", f"merged-{kind}", "--json")[1])
+            assert (before["temperature_kind"], after["temperature_kind"]) == (kind, kind)
+
+    def test_one_program_holds_a_model_at_a_time(
+        self, capsys: pytest.CaptureFixture[str], home: Path
+    ):
+        hold = (
+            "import sys\nfrom pathlib import Path\n"
+            "from weighbridge.tasks.lease import take_lease\n"
+            "from weighbridge.tasks.settings import load_settings\n"
+            "take_lease(load_settings().lease, 'nimble', say=print)\n"
+            "print('has it', flush=True)\nsys.stdin.read()\n"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with other:
+            assert other.stdout
+            assert other.stdin
+            assert other.stdout.readline() == "has it\n"
+            code, out, err = run(capsys, "fuse", "base", "mlx", "merged")
+            assert (code, out) == (1, "")
+            assert "one program of this machine may hold a model" in err
+            assert "--wait" in err
+            assert not Path("merged").exists()
+            assert run(capsys, "fuse", "base", "mlx", "merged", "--anyway", "--wait")[0] == 2
+            assert run(capsys, "fuse", "base", "mlx", "merged", "--anyway")[0] == 0
+            other.stdin.close()
+        assert run(capsys, "fuse", "base", "mlx", "second")[0] == 0
+
+    def test_sigterm_leaves_nothing(self, home: Path):
+        command = [sys.executable, "-m", "weighbridge.deployments.cli", "checkpoint", "fuse"]
+        fusing = subprocess.Popen(
+            [*command, "base", "mlx", "merged"], stderr=subprocess.PIPE, text=True
+        )
+        with fusing:
+            assert fusing.stderr
+            line = fusing.stderr.readline()
+            assert line.startswith("fusing")
+            assert list(home.glob(".merged.*.partial"))
+            fusing.send_signal(signal.SIGTERM)
+            rest = fusing.stderr.read()
+        assert fusing.returncode == 128 + signal.SIGTERM, rest
+        assert not list(home.glob(".merged.*"))
+        assert not Path("merged").exists()
+
 
 class TestVerify:
+    def test_files_are_read_again_whatever_is_remembered(
+        self, capsys: pytest.CaptureFixture[str], home: Path
+    ):
+        weights = Path("base/model.safetensors")
+        Path("base/READY.json").write_text(
+            json.dumps({"weight_sha256": {weights.name: sha(weights)}})
+        )
+        assert run(capsys, "verify", "base")[0] == 0
+        # Damaged on the disk: neither size nor time of change tell.
+        status = weights.stat()
+        data = bytearray(weights.read_bytes())
+        data[-1] ^= 1
+        with weights.open("r+b") as file:
+            file.write(data)
+        os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert run(capsys, "verify", "base")[0] == 1
+        # What was found is remembered for those who do not verify.
+        assert sha(weights) in (home / "cache" / "hashes.json").read_text()
+
+    def test_hashes_of_what_is_not_here(self, capsys: pytest.CaptureFixture[str]):
+        Path("base/READY.json").write_text(json.dumps({"adapter_sha256": "0" * 64}))
+        code, out, err = run(capsys, "verify", "base")
+        assert code == 1
+        assert "000000000000" in out
+        assert "got none" not in err
+        assert "got hashes of adapter alone" in err
+        assert "--adapter FOLDER" in err
+
+    def test_weights_that_are_gone_are_missing(self, capsys: pytest.CaptureFixture[str]):
+        weights = Path("base/model.safetensors")
+        listed = {"weight_sha256": {weights.name: sha(weights)}}
+        Path("base/READY.json").write_text(json.dumps(listed))
+        weights.unlink()
+        code, out, _ = run(capsys, "verify", "base", "--json")
+        assert (code, json.loads(out)[0]["state"]) == (1, "missing")
+
     def test_nothing_to_verify_against(self, capsys: pytest.CaptureFixture[str]):
         code, out, err = run(capsys, "verify", "base")
         assert (code, out) == (1, "")

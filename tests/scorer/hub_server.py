@@ -2,13 +2,42 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+# A process per environment: the client reads it once, at its import.
+_RESOLVE = """
+import json, sys, traceback
+from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.hub import parse_hub_id, resolve_hub_id
+
+for text in sys.argv[1:]:
+    said = []
+    try:
+        found = resolve_hub_id(parse_hub_id(text), say=said.append)
+        names = sorted(path.name for path in found.folder.iterdir())
+        result = {"folder": str(found.folder), "commit": found.commit, "names": names}
+    except CheckpointError as error:
+        result = {"error": error.message, "hint": error.hint}
+        result["traceback"] = "".join(traceback.format_exception(error))
+    print(json.dumps({**result, "said": said}))
+"""
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": b"w" * 3000,
+}
+Resolve = Callable[..., list[dict[str, Any]]]
 
 
 @dataclass
@@ -177,3 +206,38 @@ def _tree(repo: Repo, commit: str) -> list[dict[str, Any]]:
 
 def _sha1(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
+
+
+def resolver(hub: Hub, home: Path) -> Resolve:
+    """Return what resolves ids one after the other, in one new process, with a cache in a home."""
+
+    def resolve(*ids: str, **environment: str) -> list[dict[str, Any]]:
+        printed = run_client(_RESOLVE, hub, home, *ids, **environment)
+        # Neither the library's own lines nor a token reach the terminal.
+        assert printed.stderr == ""
+        assert "nobody_may_see" not in printed.stdout
+        return [json.loads(line) for line in printed.stdout.splitlines()]
+
+    return resolve
+
+
+def run_client(
+    code: str, hub: Hub, home: Path, *words: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with the real client, in a process of its own and with a hub set."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *words],
+        env={
+            **kept,
+            "PYTHONPATH": str(Path(__file__).parents[1] / "no_network"),
+            "HF_HOME": str(home),
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": "hf_nobody_may_see_this",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )

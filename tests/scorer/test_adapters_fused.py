@@ -142,11 +142,12 @@ def test_peft_on_tied_embeddings_leaves_the_head_alone(base, tmp_path, architect
     assert np.abs(by_hand(folder, products) - expected).max() > 0.1
 
 
-def test_peft_on_a_tied_head_leaves_the_embeddings_alone(base, tmp_path):
+@pytest.mark.parametrize("both", [False, True])
+def test_peft_on_a_tied_head_changes_it_apart_from_the_embeddings(base, tmp_path, both):
     folder = base("llama")
-    (shape,) = shapes(folder, ["embed_tokens"]).values()
-    products = draw({"lm_head": shape})
-    found = logits(folder, write_peft(tmp_path, products))
+    ((path, shape),) = shapes(folder, ["embed_tokens"]).items()
+    products = draw({"lm_head": shape, **({path: shape} if both else {})})
+    found = logits(folder, write_peft(tmp_path, products, embeddings=(path,)))
     untied = base("llama", tie_word_embeddings=False)
     a, b = products["lm_head"]
 
@@ -157,7 +158,11 @@ def test_peft_on_a_tied_head_leaves_the_embeddings_alone(base, tmp_path):
         model = load_model(untied, "float32")
         tree = tied.parameters()
         model.update(tree)
-        model.lm_head.weight = tree["model"]["embed_tokens"]["weight"] + SCALE * mx.array(b @ a)
+        plain = tree["model"]["embed_tokens"]["weight"]
+        model.lm_head.weight = plain + SCALE * mx.array(b @ a)
+        if both:
+            a_in, b_in = products[path]
+            model.model.embed_tokens.weight = plain + SCALE * mx.array(b_in @ a_in)
         return prompt_logits(model, TOKENS)
 
     assert np.abs(found - on_mlx_thread(expected)).max() < 1e-4

@@ -15,7 +15,7 @@ import pytest
 from weighbridge.scorer.checkpoint_folder import check_folder
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.foreign_formats import foreign_format
-from weighbridge.scorer.weight_files import safetensors_header, stored_dtype
+from weighbridge.scorer.weight_files import ADAPTER_FILES, safetensors_header, stored_dtype
 
 Change = Callable[[Path], Any]
 SIZES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1, "F8_E4M3": 1}
@@ -123,17 +123,19 @@ def test_a_whole_folder_passes(folder):
         (instead("model.safetensors", "a.gguf"), r"weights, got GGUF \(\"a.gguf\"\)", "Ollama"),
         (instead("model.safetensors", "tf_model.h5"), "weights, got TensorFlow", "safetensors"),
         (instead("model.safetensors", "weights.safetensors"), "by another name", "rename"),
-        (
-            instead("model.safetensors", "adapter_model.bin", "README.md"),
-            "an adapter as a pickle",
-            "save it as safetensors",
-        ),
         # Adapters without their base.
-        (only("adapter_config.json"), "a whole model, got an adapter alone", "--checkpoint BASE"),
-        (
-            instead("model.safetensors", "adapter_config.json", "adapter_model.safetensors"),
-            "a whole model, got an adapter alone",
-            "--adapter .*/model$",
+        (only("adapter_config.json"), "a whole model, got an adapter alone", "trained on as the"),
+        *(
+            (only(name), "a whole model, got an adapter alone", "--adapter .*/model$")
+            for name in ADAPTER_FILES
+        ),
+        *(
+            (
+                instead("model.safetensors", name, "README.md"),
+                "a whole model, got an adapter alone",
+                "--adapter .*/model$",
+            )
+            for name in ("adapter_config.json", *ADAPTER_FILES)
         ),
     ],
 )
@@ -151,12 +153,12 @@ def test_an_adapter_alone_names_the_command_with_its_base(folder):
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     error = refused(folder)
     assert 'made for "org/base"' in error.message
-    assert error.hint == f"--checkpoint org/base --adapter {folder}"
+    assert error.hint == f"name org/base as the checkpoint, and add --adapter {folder}"
     # What an adapter says is text from outside, and never a command by itself.
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "x; rm -rf ~"}')
-    assert refused(folder).hint == f"--checkpoint 'x; rm -rf ~' --adapter {folder}"
+    assert (refused(folder).hint or "").startswith("name 'x; rm -rf ~' as the checkpoint, and")
     (folder / "adapter_config.json").write_text("[")
-    assert refused(folder).hint == f"--checkpoint BASE --adapter {folder}"
+    assert (refused(folder).hint or "").startswith("name the model that it was trained on as")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_the_cache_of_the_hub_points_to_its_snapshots(tmp_path):
     error = refused(storage)
     assert 'the hub\'s cache of "org/name", whose 2 snapshots hold it' in error.message
     # The one that the branch is at, not the first.
-    assert error.hint == f"--checkpoint org/name, or --checkpoint {storage}/snapshots/{commits[1]}"
+    assert error.hint == f"name org/name instead, or the snapshot {storage}/snapshots/{commits[1]}"
     assert 'name one of its repositories: "org/name"' in (refused(cache).hint or "")
 
 

@@ -142,6 +142,16 @@ def test_another_text_needs_consent_and_is_told_by_its_hash(tmp_path, config, sy
     assert found.accepted_sha256 == sha(narrow)
 
 
+@pytest.mark.parametrize("wide", [WIDE.replace("short", "one-letter", 1), NARROW])
+def test_the_text_that_differs_is_the_one_that_is_told(tmp_path, wide):
+    # Its form for up to 26 choices is the trained one, and nothing was consented to there.
+    folder = write(tmp_path, {"task": V2, "wide_system_prompt": wide})
+    found = read_contract(folder, accept_prompt=True)
+    assert found is not None
+    assert found.narrow_system == NARROW
+    assert found.accepted_sha256 == sha(wide)
+
+
 def test_consent_to_the_trained_text_accepts_nothing(tmp_path):
     found = read_contract(write(tmp_path, {"task": V1}, NARROW), accept_prompt=True)
     assert found is not None

@@ -5,9 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ from weighbridge.scorer.adapters import read_adapter
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.fusing import fuse_checkpoint
+from weighbridge.scorer.fusing import check_not_merged, fuse_checkpoint
 from weighbridge.scorer.model_weights import load_model, prompt_logits
-from weighbridge.scorer.ready import read_ready
+from weighbridge.scorer.ready import read_ready, record_temperature
 
 pytestmark = pytest.mark.mlx
 
@@ -30,18 +28,8 @@ TOKENS = (5, 17, 60, 3, 88, 41)
 SIZES = {"hidden_size": 64, "intermediate_size": 64}
 Q = "model.layers.0.self_attn.q_proj"
 PRODUCTS = draw({Q: (64, 64)})
-
-
-@dataclass(frozen=True)
-class Base:
-    """What fusing asks of a checkpoint, by hand."""
-
-    folder: Path
-    model_id: str | None = "org/base"
-    revision: str | None = "0123456789abcdef0123456789abcdef01234567"
-    dtype: str = "float32"
-    quantization: str | None = None
-    adapter_sha256: str | None = None
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+TASK = "schema_candidate_classification_v2"
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +52,11 @@ def logits(folder: Path, adapter: Path | None = None, dtype: str = "float32") ->
     return on_mlx_thread(lambda: prompt_logits(load_model(folder, dtype, adapter=read), TOKENS))
 
 
-def fuse(base: Path | Base, adapter: Path, out: Path, **options: Any) -> Path:
-    base = Base(base) if isinstance(base, Path) else base
-    return fuse_checkpoint(base, read_adapter(adapter), out, **options)
+def fuse(base: Path, adapter: Path, out: Path, **options: Any) -> Path:
+    info = inspect_checkpoint(
+        base, adapter=adapter, model_id="org/base", revision=REVISION, accept_prompt=True
+    )
+    return fuse_checkpoint(info, out, **options)
 
 
 def weight_types(folder: Path) -> set[str]:
@@ -97,13 +87,14 @@ def test_ready_says_what_was_merged(base, tmp_path):
     adapter = write_peft(tmp_path / "adapter", PRODUCTS)
     (base / "system_prompt.txt").write_text("a trained text")
     (base / "notes.py").write_text("code")
-    (base / "READY.json").write_text('{"model": "org/older", "weighbridge": {"temperature": 1}}')
+    (base / "READY.json").write_text('{"model": "org/older"}')
+    record_temperature(base, 1.4, fitted_on="triage.csv", metrics={}, fingerprint="a" * 64)
     out = fuse(base, adapter, tmp_path / "merged")
     ready: Any = json.loads((out / "READY.json").read_text())
     weights = out / "model.safetensors"
     assert ready["adapter_sha256"] == hash_of(adapter / "adapter_model.safetensors")
     assert ready["base_model"] == "org/base"
-    assert ready["base_revision"] == Base(base).revision
+    assert ready["base_revision"] == REVISION
     assert ready["weight_sha256"] == {"model.safetensors": hash_of(weights)}
     assert ready["prompt_sha256"] == sha256(b"a trained text").hexdigest()
     assert ready["precision"] == "float32"
@@ -124,23 +115,27 @@ def hash_of(file: Path) -> str:
 
 def test_a_merged_folder_is_a_checkpoint(plain, tmp_path):
     adapter = write_mlx(tmp_path / "adapter", PRODUCTS)
-    info = inspect_checkpoint(plain, model_id="org/base")
-    out = fuse_checkpoint(info, read_adapter(adapter), tmp_path / "merged")
+    info = inspect_checkpoint(plain, adapter=adapter, model_id="org/base")
+    out = fuse_checkpoint(info, tmp_path / "merged")
     merged = inspect_checkpoint(out)
     assert merged.adapter_sha256 == hash_of(adapter / "adapters.safetensors")
     assert merged.dtype == info.dtype == "float32"
     assert merged.fingerprint != info.fingerprint
-    with pytest.raises(CheckpointError, match="holds this one merged already"):
-        fuse_checkpoint(merged, read_adapter(adapter), tmp_path / "again")
+    with pytest.raises(CheckpointError, match="is in the weights already"):
+        check_not_merged(out, read_adapter(adapter))
+    check_not_merged(plain, read_adapter(adapter))
+    with pytest.raises(CheckpointError, match="must have an adapter"):
+        fuse_checkpoint(merged, tmp_path / "again")
 
 
 def test_the_prompt_of_the_adapter_beats_that_of_the_base(base, tmp_path):
     adapter = write_peft(tmp_path / "adapter", PRODUCTS)
-    (base / "schema_config.json").write_text('{"task": "older"}')
+    (base / "schema_config.json").write_text(json.dumps({"task": TASK, "max_length": 99}))
     (base / "system_prompt.txt").write_text("older")
-    (adapter / "schema_config.json").write_text('{"wide_system_prompt": "newer"}')
+    newer = {"task": TASK, "wide_system_prompt": "newer"}
+    (adapter / "schema_config.json").write_text(json.dumps(newer))
     out = fuse(base, adapter, tmp_path / "merged")
-    assert json.loads((out / "schema_config.json").read_text()) == {"wide_system_prompt": "newer"}
+    assert json.loads((out / "schema_config.json").read_text()) == newer
     assert not (out / "system_prompt.txt").exists()
     ready: Any = json.loads((out / "READY.json").read_text())
     assert ready["prompt_sha256"] == sha256(b"newer").hexdigest()
@@ -159,8 +154,7 @@ def test_a_packed_base_becomes_plain(base, tmp_path):
     on_mlx_thread(pack)
     adapter = write_mlx(tmp_path / "adapter", PRODUCTS)
     said: list[str] = []
-    packed = Base(base, quantization="8-bit affine, groups of 32")
-    out = fuse(packed, adapter, tmp_path / "merged", progress=said.append)
+    out = fuse(base, adapter, tmp_path / "merged", progress=said.append)
     assert np.abs(logits(out) - logits(base, adapter)).max() < 1e-4
     config = json.loads((out / "config.json").read_text())
     assert "quantization" not in config
@@ -239,38 +233,115 @@ def test_a_failure_leaves_nothing(base, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_kill_leaves_nothing_of_that_name(base, tmp_path):
+def test_what_was_below_is_told(base, tmp_path):
+    first = write_mlx(tmp_path / "first", PRODUCTS)
+    second = write_peft(tmp_path / "second", PRODUCTS)
+    once = fuse(base, first, tmp_path / "once")
+    path = once / "READY.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_quantization": "4-bit"}))
+    ready = read_ready(fuse(once, second, tmp_path / "twice"))
+    assert ready.adapter_sha256 == hash_of(second / "adapter_model.safetensors")
+    assert ready.base_adapter_sha256 == hash_of(first / "adapters.safetensors")
+    # The weights of the first base were packed, and so are these no release.
+    assert ready.base_quantization == "4-bit"
+
+
+def test_an_adapter_beside_its_base(base, tmp_path):
+    adapter = write_mlx(tmp_path / "adapter", PRODUCTS)
+    for file in adapter.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    out = fuse(base, base, tmp_path / "merged")
+    assert np.array_equal(logits(out), logits(base, adapter))
+    # It does not go along: the merged folder is a checkpoint that needs no adapter.
+    assert not (out / "adapters.safetensors").exists()
+    assert inspect_checkpoint(out).adapter_sha256 == hash_of(adapter / "adapters.safetensors")
+
+
+def test_weights_larger_than_memory_are_refused_before_any_work(base, tmp_path):
+    import mlx.core as mx
+
+    adapter = write_mlx(tmp_path / "adapter", PRODUCTS)
+    out = tmp_path / "merged"
+    before = on_mlx_thread(mx.set_memory_limit, 10_000)
+    said: list[str] = []
+    try:
+        with pytest.raises(CheckpointError, match="must fit into memory") as caught:
+            fuse(base, adapter, out, progress=said.append)
+    finally:
+        on_mlx_thread(mx.set_memory_limit, before)
+    assert "4-bit" not in str(caught.value.hint)  # they would be unpacked
+    assert said == []
+    assert fuse(base, adapter, out).is_dir()
+
+
+def run_until(base: Path, adapter: Path, out: Path, sentence: str, then: str) -> Any:
+    """Fuse in a process of its own that does something at a step."""
+    code = f"""
+        import os, signal, sys
+        from pathlib import Path
+        from weighbridge.scorer.checkpoint import inspect_checkpoint
+        from weighbridge.scorer.fusing import fuse_checkpoint
+
+        def say(said):
+            if said == {sentence!r}:
+                {then}
+
+        info = inspect_checkpoint({str(base)!r}, adapter={str(adapter)!r})
+        fuse_checkpoint(info, Path({str(out)!r}), progress=say)
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def left(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(".merged.*.partial")]
+
+
+def test_a_kill_leaves_nothing_of_that_name_and_the_next_one_cleans_up(base, tmp_path):
     adapter = write_mlx(tmp_path / "adapter", PRODUCTS)
     out = tmp_path / "merged"
     # Killed by itself at the last step before the name is given.
-    code = f"""
-        import os, signal
-        from pathlib import Path
-        from tests.scorer.test_fusing import Base
-        from weighbridge.scorer.adapters import read_adapter
-        from weighbridge.scorer.fusing import fuse_checkpoint
-
-        def say(sentence):
-            if sentence == "hashing":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        fuse_checkpoint(
-            Base(Path({str(base)!r})), read_adapter(Path({str(adapter)!r})),
-            Path({str(out)!r}), progress=say,
-        )
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed = run_until(base, adapter, out, "hashing", "os.kill(os.getpid(), signal.SIGKILL)")
+    _, err = killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL, err
     assert not out.exists()
-    assert [path.name for path in tmp_path.glob(".merged.*.partial")] != []
-    # The next one is not in its way.
-    start = time.time()
-    assert fuse(base, adapter, out).is_dir()
-    assert (out / "READY.json").stat().st_mtime > start - 1
+    (partial,) = left(tmp_path)
+    assert (tmp_path / partial / "model.safetensors").is_file()
+    # What is called otherwise is somebody's own.
+    for name in (
+        ".merged.notes.partial",
+        ".merged.0123abcd.partial.old",
+        ".other.0123abcd.partial",
+    ):
+        (tmp_path / name).mkdir()
+    said: list[str] = []
+    assert fuse(base, adapter, out, progress=said.append).is_dir()
+    assert said[0].startswith(f"removed {tmp_path / partial}")
+    assert left(tmp_path) == [".merged.notes.partial"]
+    assert (tmp_path / ".other.0123abcd.partial").is_dir()
+
+
+def test_what_another_process_is_writing_is_left_alone(base, tmp_path):
+    adapter = write_mlx(tmp_path / "adapter", PRODUCTS)
+    out = tmp_path / "merged"
+    waits = "print('here', flush=True); sys.stdin.readline()"
+    other = run_until(base, adapter, out, "hashing", waits)
+    try:
+        assert other.stdout.readline() == "here\n"
+        (partial,) = left(tmp_path)
+        said: list[str] = []
+        assert fuse(base, adapter, out, progress=said.append).is_dir()
+        assert len(said) == 3
+        assert left(tmp_path) == [partial]
+    finally:
+        _, err = other.communicate("\n", timeout=120)
+    # It was the second, and takes what it wrote with it.
+    assert other.returncode == 1
+    assert "must not exist yet" in err
+    assert left(tmp_path) == []

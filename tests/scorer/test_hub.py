@@ -1,42 +1,16 @@
 """Hub ids: the real client against a small hub on this machine, in processes of their own."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.scorer.hub_server import Hub, running_hub
+from tests.scorer.hub_server import FILES, Hub, Resolve, resolver, running_hub
 
 from weighbridge.scorer.hub import HubId, parse_hub_id
 
-# A process per environment: the client reads it once, at its import.
-RESOLVE = """
-import json, sys
-from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.hub import parse_hub_id, resolve_hub_id
-
-for text in sys.argv[1:]:
-    said = []
-    try:
-        found = resolve_hub_id(parse_hub_id(text), say=said.append)
-        names = sorted(path.name for path in found.folder.iterdir())
-        result = {"folder": str(found.folder), "commit": found.commit, "names": names}
-    except CheckpointError as error:
-        result = {"error": error.message, "hint": error.hint}
-    print(json.dumps({**result, "said": said}))
-"""
-FILES = {
-    "config.json": b"{}",
-    "tokenizer.json": b'{"model": {}}',
-    "chat_template.jinja": b"{{ messages }}",
-    "model.safetensors": b"w" * 3000,
-}
 NEVER = {
     "modeling_own.py": b"code",
     "pytorch_model.bin": b"pickle",
@@ -47,7 +21,6 @@ NEVER = {
     "consolidated.safetensors": b"and again",
     "README.md": b"# A model",
 }
-Resolve = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
@@ -63,31 +36,7 @@ def cache(tmp_path) -> Path:
 
 @pytest.fixture
 def resolve(hub, tmp_path) -> Resolve:
-    """Resolve ids one after the other, in one new process."""
-
-    def run(*ids: str, **environment: str) -> list[dict[str, Any]]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", RESOLVE, *ids],
-            env={
-                **kept,
-                "PYTHONPATH": str(Path(__file__).parents[1] / "no_network"),
-                "HF_HOME": str(tmp_path / "hf"),
-                "HF_ENDPOINT": hub.url,
-                "HF_TOKEN": "hf_nobody_may_see_this",
-                **environment,
-            },
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        # Neither the library's own lines nor a token reach the terminal.
-        assert done.stderr == ""
-        assert "nobody_may_see" not in done.stdout
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return run
+    return resolver(hub, tmp_path / "hf")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +158,7 @@ def test_half_a_snapshot_is_noticed(hub, resolve, cache):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     files = {
         "config.json": b"{}",
+        "tokenizer.json": b"{}",
         "model.safetensors.index.json": json.dumps(index).encode(),
         "model-1.safetensors": b"1" * 100,
         "model-2.safetensors": b"2" * 100,
@@ -337,10 +287,18 @@ def test_a_cache_that_cannot_be_written(hub, resolve, tmp_path):
 
 
 def test_an_address_with_a_password_is_not_shown(hub, resolve):
+    hub.add("org/gated", FILES)
+    hub.repos["org/gated"].gated = True
     secret = hub.url.replace("http://", "http://me:hunter2@")
-    (found,) = resolve("org/gone", HF_ENDPOINT=secret)
-    assert "repository on 127.0.0.1" in found["error"]
-    assert "hunter2" not in json.dumps(found)
+    gone, gated = resolve("org/gone", "org/gated", HF_ENDPOINT=secret)
+    (down,) = resolve("org/gone", HF_ENDPOINT="http://me:hunter2@127.0.0.1:1")
+    assert "repository on 127.0.0.1" in gone["error"]
+    assert "is gated" in gated["error"]
+    assert "cannot be reached" in down["error"]
+    # Nor in a traceback, which a log of a run holds.
+    for found in (gone, gated, down):
+        assert "Traceback" in found["traceback"]
+        assert "hunter2" not in json.dumps(found)
 
 
 def test_the_library_is_not_imported_for_a_name(fresh_process):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.scorer.adapter_folders import draw, write_mlx
+from tests.scorer.adapter_folders import draw, write_mlx, write_peft
 
 from weighbridge.scorer import ParallelScorer
 from weighbridge.scorer.adapters import read_adapter
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.memory import limit_memory, weight_bytes
+from weighbridge.scorer.memory import weight_bytes
 from weighbridge.scorer.model_weights import load_model
 from weighbridge.scorer.resident import release_checkpoints
 
@@ -35,11 +35,14 @@ def two_scorers(tiny, tmp_path) -> list[ParallelScorer]:
 
 
 @pytest.fixture
-def memory() -> Iterator[Callable[[int], None]]:
-    """Limit the memory of models for one test."""
+def memory() -> Iterator[Callable[[int], int]]:
+    """Limit MLX's memory for one test."""
+    import mlx.core as mx
+
     release_checkpoints()
-    yield limit_memory
-    limit_memory(None)
+    before = on_mlx_thread(mx.get_memory_limit)
+    yield lambda limit: on_mlx_thread(mx.set_memory_limit, limit)
+    on_mlx_thread(mx.set_memory_limit, before)
 
 
 def test_checkpoints_in_turn_release_what_they_held(two_scorers, tiny, memory):
@@ -122,7 +125,12 @@ def packed(tiny, tmp_path) -> Path:
             return {"bits": 4, "group_size": 32, "mode": "mxfp4"}
         return "o_proj" not in path
 
-    def pack() -> None:
+    pack(folder, rule)
+    return folder
+
+
+def pack(folder: Path, rule: Callable[[str, Any], Any]) -> None:
+    def run() -> None:
         from mlx_lm.utils import quantize_model, save_config, save_model
 
         config = json.loads((folder / "config.json").read_text())
@@ -132,8 +140,7 @@ def packed(tiny, tmp_path) -> Path:
         save_model(folder, model)
         save_config(config, folder / "config.json")
 
-    on_mlx_thread(pack)
-    return folder
+    on_mlx_thread(run)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -187,3 +194,28 @@ def test_packings_of_others(tmp_path, dequantize):
     assert weight_bytes(tmp_path, "float32", dequantize=dequantize) == 64 * 4 + (
         plain if dequantize else packed
     )
+
+
+@pytest.mark.parametrize("products", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_head_that_an_adapter_parts_from_its_embeddings_counts(
+    tiny, tmp_path, products, ties, is_packed
+):
+    folder = tiny.checkpoint(tmp_path / "tied", tie_word_embeddings=True, hidden_size=128)
+    if is_packed:
+        pack(folder, lambda _path, _module: True)
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    names = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"}
+    drawn = draw({names[each]: (vocabulary, 128) for each in products})
+    written = write_peft(
+        tmp_path / "adapter",
+        drawn,
+        embeddings=["model.embed_tokens"],
+        ensure_weight_tying=ties,
+    )
+    adapter = read_adapter(written)
+    told = weight_bytes(folder, "float32", adapter=adapter)
+    assert told == held(folder, "float32", adapter=adapter)
+    if (len(products) == 2 or not ties) and not is_packed:
+        assert told == weight_bytes(folder, "float32") + vocabulary * 128 * 4

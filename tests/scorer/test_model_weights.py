@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import relative_difference
-from weighbridge.scorer.model_weights import load_model, prompt_logits
+from weighbridge.scorer.model_weights import cast_weights, load_model, prompt_logits
 
 pytestmark = pytest.mark.mlx
 
@@ -139,3 +139,85 @@ def test_a_packing_that_contradicts_the_weights_is_refused(folder):
         else:
             with pytest.raises(CheckpointError, match="must load with mlx-lm"):
                 logits(folder)
+
+
+def types(folder: Path, dtype: str, **options: Any) -> dict[str, str]:
+    """The type of each parameter once it is loaded, by its path."""
+
+    def look() -> dict[str, str]:
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        with mx.stream(mx.cpu):
+            leaves: Any = tree_flatten(load_model(folder, dtype, **options).parameters())
+        return {name: str(array.dtype).rpartition(".")[2] for name, array in leaves}
+
+    return on_mlx_thread(look)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_an_architecture_keeps_wide_stays_wide(tiny, tmp_path, dtype):
+    found = types(tiny.checkpoint(tmp_path / "qwen", architecture="qwen3_5"), dtype)
+    decays = {name for name in found if name.endswith("A_log")}
+    assert decays
+    assert {found[name] for name in decays} == {"float32"}
+    # Negative control: all else is cast, the rest of the same module as well.
+    assert {found[name] for name in found.keys() - decays} == {dtype}
+
+
+def test_what_is_kept_wide_is_widened(tiny, tmp_path):
+    folder = tiny.checkpoint(tmp_path / "qwen", architecture="qwen3_5")
+    tensors = load_file(folder / "model.safetensors")
+    halves = {name: array.astype(np.float16) for name, array in tensors.items()}
+    rewrite(folder, halves)
+    assert set(types(folder, "float32").values()) == {"float32"}
+    assert set(types(folder, "float64").values()) == {"float64"}
+    decays = {k: v for k, v in types(folder, "bfloat16").items() if k.endswith("A_log")}
+    assert set(decays.values()) == {"float16"}  # as published: there are no more digits
+
+
+def pack(folder: Path, scales: str) -> None:
+    """Pack a checkpoint, with scales in a type of their own."""
+
+    def run() -> None:
+        from mlx_lm.utils import quantize_model, save_config, save_model
+
+        config = json.loads((folder / "config.json").read_text())
+        model, config = quantize_model(load_model(folder, scales), config, GROUP, 4)
+        save_model(folder, model)
+        save_config(config, folder / "config.json")
+
+    on_mlx_thread(run)
+
+
+@pytest.mark.parametrize("scales", ["float16", "float32"])
+def test_scales_of_packed_weights_are_not_rounded(folder, scales):
+    pack(folder, scales)
+    found = types(folder, "bfloat16")
+    factors = {name for name in found if name.endswith((".scales", ".biases"))}
+    words = {name for name, kind in found.items() if kind == "uint32"}
+    assert len(factors) == 2 * len(words) > 0
+    assert {found[name] for name in factors} == {scales}
+    rest = found.keys() - factors - words
+    assert {found[name] for name in rest} == {"bfloat16"}
+    # float64 has no packed weights, and casts all that there is.
+    assert set(types(folder, "float64").values()) == {"float64"}
+
+
+def test_the_factor_of_packed_experts_is_not_rounded():
+    def cast(dtype: str) -> dict[str, str]:
+        from mlx import nn
+        from mlx.utils import tree_flatten
+        from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+        options: Any = {"group_size": 16, "bits": 4, "mode": "nvfp4", "global_scale": True}
+        model = nn.Sequential(QuantizedSwitchLinear(32, 8, 2, **options), nn.RMSNorm(8))
+        cast_weights(model, dtype)
+        leaves: Any = tree_flatten(model.parameters())
+        kinds = {name.rpartition("layers.")[2]: str(array.dtype) for name, array in leaves}
+        return {name: kind.rpartition(".")[2] for name, kind in kinds.items()}
+
+    found = on_mlx_thread(cast, "bfloat16")
+    assert found["0.global_scale"] == "float32"
+    assert (found["0.weight"], found["0.scales"]) == ("uint32", "uint8")
+    assert (found["0.bias"], found["1.weight"]) == ("bfloat16", "bfloat16")

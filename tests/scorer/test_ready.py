@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from weighbridge.scorer.errors import CheckpointError, TemperatureError
-from weighbridge.scorer.ready import Ready, read_ready, record_temperature
+from weighbridge.scorer.ready import ReadyFile, read_ready, record_temperature
 
 SHA = "ab" * 32
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -41,18 +41,22 @@ def test_everything_that_releases_write(tmp_path: Path):
         "revision": "r",
         "base_model": "org/base",
         "base_revision": "b",
+        "base_quantization": "4-bit affine, groups of 64",
+        "base_adapter_sha256": SHA.upper(),
         "prompt_sha256": SHA,
         "weight_sha256": {"model.safetensors": SHA.upper()},
         "precision": "bfloat16",
         "versions": {"torch": "2.9", "python": [3, 11]},
         "something_newer": {"x": 1},
     }
-    assert read_ready(write(tmp_path, ready)) == Ready(
+    assert read_ready(write(tmp_path, ready)) == ReadyFile(
         adapter_sha256=SHA,
         model="org/model",
         revision="r",
         base_model="org/base",
         base_revision="b",
+        base_quantization="4-bit affine, groups of 64",
+        base_adapter_sha256=SHA,
         prompt_sha256=SHA,
         weight_sha256={"model.safetensors": SHA},
         precision="bfloat16",
@@ -61,7 +65,7 @@ def test_everything_that_releases_write(tmp_path: Path):
 
 
 def test_no_file_says_nothing(tmp_path: Path):
-    assert read_ready(tmp_path) == Ready()
+    assert read_ready(tmp_path) == ReadyFile()
 
 
 @pytest.mark.parametrize(
@@ -207,4 +211,31 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         record(tmp_path)
     assert caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["READY.json"]
-    assert read_ready(tmp_path) == Ready(model="org/model")
+    assert read_ready(tmp_path) == ReadyFile(model="org/model")
+
+
+def test_what_a_temperature_was_fitted_on_is_kept(tmp_path: Path):
+    told: dict[str, Any] = {"layout": "context-first", "encoding": "codes", "permutations": 4}
+    record(tmp_path, **told)
+    found = read_ready(tmp_path).temperature
+    assert found is not None
+    assert {name: getattr(found, name) for name in told} == told
+    # Entries that say nothing of it stay readable.
+    record(tmp_path)
+    entry = json.loads((tmp_path / "READY.json").read_text())["weighbridge"]["temperature"]
+    del entry["permutations"]
+    found = read_ready(write(tmp_path, {"weighbridge": {"temperature": entry}})).temperature
+    assert found is not None
+    assert (found.layout, found.encoding, found.permutations) == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"layout": " "}, {"encoding": 5}, {"permutations": 0}, {"permutations": True}],
+)
+def test_what_it_was_fitted_on_is_checked(tmp_path: Path, changes: dict[str, Any]):
+    record(tmp_path)
+    data = json.loads((tmp_path / "READY.json").read_text())
+    data["weighbridge"]["temperature"] |= changes
+    with pytest.raises(TemperatureError, match=next(iter(changes))):
+        read_ready(write(tmp_path, data))

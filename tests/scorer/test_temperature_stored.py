@@ -9,9 +9,11 @@ import pytest
 
 from weighbridge.scorer.adapters import Adapter
 from weighbridge.scorer.checkpoint import CheckpointInfo
-from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
+from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature, prompt_warning
 from weighbridge.scorer.contract import Contract
+from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import TemperatureError
+from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.ready import record_temperature
 from weighbridge.scorer.temperature import (
     Temperature,
@@ -29,12 +31,14 @@ FITTED = 2.179078721266035
 HERE, ELSEWHERE = "a" * 64, "b" * 64
 
 
-def folder_with(tmp_path: Path, ready: Any = None, stored: float | None = None) -> Path:
+def folder_with(
+    tmp_path: Path, ready: Any = None, stored: float | None = None, **told: Any
+) -> Path:
     if ready is not None:
         (tmp_path / "READY.json").write_text(json.dumps(ready), encoding="utf-8")
     if stored is not None:
         given = {"fitted_on": "triage.csv", "metrics": {"nll": 0.4}, "fingerprint": HERE}
-        record_temperature(tmp_path, stored, **given)
+        record_temperature(tmp_path, stored, **given, **told)
     return tmp_path
 
 
@@ -178,6 +182,91 @@ def test_a_fused_adapter_is_what_selects(tmp_path: Path):
     assert checkpoint_temperature(info(tmp_path, adapter_sha256=V1_ADAPTER)).kind == "default"
     explicit = checkpoint_temperature(described, temperature=2.0)
     assert explicit.kind == "explicit"
+
+
+class TestMergedOtherwise:
+    """What the same adapter is in other weights is not what its release was fitted on."""
+
+    @pytest.mark.parametrize(
+        ("told", "why"),
+        [
+            ({"base_quantization": "4-bit affine, groups of 64"}, "4-bit affine"),
+            ({"base_adapter_sha256": "c" * 64}, "another adapter (cccccccccccc…)"),
+        ],
+    )
+    def test_merged_into_what_was_no_plain_base(self, tmp_path: Path, told: Any, why: str):
+        folder = folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER, **told})
+        for found in (resolve_temperature(folder), checkpoint_temperature(info(folder))):
+            assert (found.value, found.kind) == (FITTED, "transferred")
+            assert why in found.source
+        # Fitted here, on these very files, it holds for them.
+        folder_with(tmp_path, stored=1.4)
+        assert resolve_temperature(folder, fingerprint=HERE).kind == "fitted"
+        assert resolve_temperature(folder, temperature=1.0).kind == "explicit"
+
+    def test_fused_over_another_one(self, tmp_path: Path):
+        folder = folder_with(tmp_path, {"adapter_sha256": "c" * 64})
+        found = resolve_temperature(folder, adapter_sha256=V1_ADAPTER)
+        assert (found.value, found.kind) == (FITTED, "transferred")
+        assert "another adapter (cccccccccccc…)" in found.source
+        # Negative control: into weights that nothing is told of.
+        folder_with(tmp_path, {"model": "org/base"})
+        assert resolve_temperature(folder, adapter_sha256=V1_ADAPTER).kind == "fitted"
+
+
+CODES, LABELS = Encoding.CODES, Encoding.LABELS
+CONTEXT, SCHEMA = Layout.CONTEXT_FIRST, Layout.SCHEMA_FIRST
+
+
+class TestPrompt:
+    @pytest.mark.parametrize(
+        ("layout", "encoding", "kind"),
+        [
+            (CONTEXT, CODES, "fitted"),
+            (SCHEMA, CODES, "transferred"),
+            (CONTEXT, LABELS, "transferred"),
+            (None, None, "fitted"),  # nothing is scored
+        ],
+    )
+    def test_a_release_with_a_prompt_that_it_was_not_trained_on(
+        self, tmp_path: Path, layout: Layout | None, encoding: Encoding | None, kind: str
+    ):
+        described = info(folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER}))
+        found = checkpoint_temperature(described, layout=layout, encoding=encoding)
+        assert (found.value, found.kind) == (FITTED, kind)
+        assert ("not the trained one" in found.source) == (kind == "transferred")
+
+    def test_who_only_looks_is_told(self, tmp_path: Path):
+        described = info(folder_with(tmp_path, {"adapter_sha256": V1_ADAPTER}))
+        found = checkpoint_temperature(described)
+        assert "schema-first, labels" in str(prompt_warning(described, found))
+        trained = Contract("schema_candidate_classification_v1", None, "trained", None)
+        assert prompt_warning(info(tmp_path, contract=trained), found) is None
+        folder_with(tmp_path, stored=1.4)
+        assert prompt_warning(described, checkpoint_temperature(described)) is None
+
+    @pytest.mark.parametrize(
+        ("told", "kind", "why"),
+        [
+            ({"layout": "schema-first", "encoding": "labels"}, "fitted", ""),
+            ({"layout": "context-first", "encoding": "labels"}, "transferred", "context-first"),
+            ({"layout": "schema-first", "encoding": "codes"}, "transferred", "codes"),
+            ({}, "fitted", ""),  # an entry that does not say
+            ({"permutations": 4}, "transferred", "one order of the choices, not averages over 4"),
+        ],
+    )
+    def test_one_of_our_own_is_of_the_prompt_it_was_fitted_on(
+        self, tmp_path: Path, told: dict[str, Any], kind: str, why: str
+    ):
+        described = info(folder_with(tmp_path, stored=1.4, **told))
+        found = checkpoint_temperature(described, layout=SCHEMA, encoding=LABELS)
+        assert (found.value, found.kind) == (1.4, kind)
+        assert why in found.source
+
+    def test_one_that_was_fitted_on_averages_holds_for_them(self, tmp_path: Path):
+        described = info(folder_with(tmp_path, stored=1.4, permutations=4))
+        assert checkpoint_temperature(described, permutations=4).kind == "fitted"
+        assert checkpoint_temperature(described, permutations=3).kind == "transferred"
 
 
 def test_releases_are_known_by_their_adapters():
