@@ -192,6 +192,16 @@ class ScoreRequest(BaseModel):
                 raise ValueError(f"{error.message}: {error.hint}") from None
         return value
 
+    @field_validator("checkpoint", "adapter")
+    @classmethod
+    def _no_address(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value:
+            raise ValueError(
+                "must be a folder or a hub id as org/name: an address may hold a password, and "
+                "parameters of a flow are kept by Prefect"
+            )
+        return value
+
     @field_validator("documents", "output")
     @classmethod
     def _dated(cls, value: str | None) -> str | None:

@@ -300,8 +300,7 @@ def _shape(header: Mapping[str, Any], name: str) -> list[int]:
     if not sizes or len(shape) < 2:
         got = tuple(shape) if sizes else shown(shape)
         raise CheckpointError(
-            f"tensors of an adapter must be matrices, got the shape {got} for "
-            f"{quoted(name)}",
+            f"tensors of an adapter must be matrices, got the shape {got} for {quoted(name)}",
             hint="fetch the adapter again",
         )
     return shape

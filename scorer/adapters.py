@@ -6,6 +6,7 @@ product cannot say is refused by name here. `weighbridge.scorer.low_rank` fuses 
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from weighbridge.scorer.adapter_formats import (
     read_peft,
 )
 from weighbridge.scorer.chat import first_line
+from weighbridge.scorer.config_file import CONFIG_FILE
 from weighbridge.scorer.contract import CONTRACT_FILE, SYSTEM_FILE
 from weighbridge.scorer.errors import CheckpointError, quoted
-from weighbridge.scorer.names import is_name
+from weighbridge.scorer.names import name_fault
 from weighbridge.scorer.weight_files import safetensors_header
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -114,10 +116,15 @@ def read_adapter(folder: Path) -> Adapter:
     """
     try:
         folder = Path(folder).expanduser().resolve()
-        there = folder.is_dir()
-    except (OSError, RuntimeError):  # a name that is too long, `~name` of nobody here
-        there = False
+        there, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, `~nobody`, a NUL
+        there = is_file = False
     if not there:
+        if is_file and folder.suffix in {".safetensors", ".json", ".bin"}:
+            raise CheckpointError(
+                f"an adapter must be a folder, {quoted(str(folder))} is a file",
+                hint=f"name its folder: {folder.parent}",
+            )
         raise CheckpointError(
             f"an adapter must be an existing folder, got {quoted(str(folder))}",
             hint=f"name the folder that holds {ADAPTER_CONFIG} and the adapter's weights",
@@ -137,7 +144,7 @@ def read_adapter(folder: Path) -> Adapter:
             f"got neither in {folder}",
             hint="other formats: convert the adapter to PEFT's with the tool that made it",
         )
-    base = base if is_name(base) else None
+    base = None if name_fault(base) else base
     return Adapter(
         folder,
         kind,
@@ -151,11 +158,49 @@ def read_adapter(folder: Path) -> Adapter:
     )
 
 
+def check_not_swapped(folder: Path, adapter: Path | None) -> None:
+    """Refuse an adapter that is named as the checkpoint, with the model named as its adapter.
+
+    Args:
+        folder: What is named as the checkpoint.
+        adapter: What is named as the adapter, None for nothing.
+
+    Raises:
+        CheckpointError: With the two in their places.
+    """
+    if adapter is None or not _is_model(adapter) or _is_model(folder):
+        return
+    if _has(folder, ADAPTER_CONFIG) and not _has(adapter, ADAPTER_CONFIG):
+        raise CheckpointError(
+            f"a checkpoint must be a whole model and an adapter an adapter, got the adapter in "
+            f"{folder} as the checkpoint and the model in {adapter} as the adapter",
+            hint=f"name {shlex.quote(str(adapter))} as the checkpoint and "
+            f"{shlex.quote(str(folder))} as its adapter",
+        )
+
+
+def _is_model(folder: Path) -> bool:
+    return _has(folder, CONFIG_FILE)
+
+
+def _has(folder: Path, name: str) -> bool:
+    try:
+        return (folder / name).is_file()
+    except (OSError, ValueError):  # what no path can be is refused where it is read
+        return False
+
+
 def _read_config(folder: Path) -> Mapping[str, Any]:
     path = folder / ADAPTER_CONFIG
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_finite)
     except FileNotFoundError as error:
+        if (folder / CONFIG_FILE).is_file():
+            raise CheckpointError(
+                f"an adapter must hold {ADAPTER_CONFIG}, got a whole model in {folder}",
+                hint="name it as the checkpoint, without --adapter; where the two were "
+                "confused, name the adapter with --adapter",
+            ) from error
         raise CheckpointError(
             f"an adapter must hold {ADAPTER_CONFIG}, got none in {folder}",
             hint="its rank and scale are told there: copy it from where the adapter was trained",

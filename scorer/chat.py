@@ -1,5 +1,6 @@
 """A checkpoint's tokenizer and chat template, with data kept from becoming control."""
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,9 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weighbridge.scorer.errors import CheckpointError, DocumentError
+from weighbridge.scorer.errors import CheckpointError, DocumentError, quoted
 
 Message = dict[str, str]
+
+CHAT_TEMPLATE_JSON = "chat_template.json"
+"""Where older models that also see keep their template, as an object with one key."""
 
 _OPENED = re.compile(
     r"<(?P<tag>[\w:]*(?:think|thought|reason)\w*)>|(?P<square>\[THINK\])|(?P<kimi>◁think▷)"
@@ -57,10 +61,7 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise CheckpointError(
-                "a checkpoint must have a chat template, got a tokenizer without one",
-                hint="use an instruct model, or put its chat_template.jinja into the folder",
-            )
+            raise no_chat_template()
         self._tokenizer = tokenizer
 
     @classmethod
@@ -80,6 +81,10 @@ class ChatTokenizer:
                 ),
                 folder,
             )
+            if not tokenizer.chat_template and (folder / CHAT_TEMPLATE_JSON).is_file():
+                # Beside older models that also see; the tokenizer itself does not look for it.
+                stored = json.loads((folder / CHAT_TEMPLATE_JSON).read_text(encoding="utf-8"))
+                tokenizer.chat_template = stored.get("chat_template")
         except Exception as error:  # the tokenizers library raises bare ones
             raise CheckpointError(
                 f"a checkpoint must hold a readable tokenizer, got: {first_line(error)}",
@@ -334,7 +339,19 @@ def _closing(opening: str) -> str:
     return ""
 
 
+def no_chat_template(folder: Path | None = None) -> CheckpointError:
+    """Describe a checkpoint without a chat template, mostly the base of an instruct model."""
+    where = f" in {folder}" if folder else ""
+    return CheckpointError(
+        f"a checkpoint must have a chat template, got a tokenizer without one{where}",
+        hint="use an instruct model, or put its chat_template.jinja into the folder",
+    )
+
+
 def first_line(error: Exception) -> str:
-    """Return the first line of a foreign error's text, or its type."""
+    """Return the first line of a foreign error's text, at most 300 characters, or its type."""
+    if isinstance(error, KeyError) and error.args:
+        return f"a file without the key {quoted(str(error.args[0]))}"
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    line = lines[0] if lines else type(error).__name__
+    return line if len(line) <= 300 else f"{line[:299]}…"

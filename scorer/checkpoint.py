@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weighbridge.scorer.adapter_fit import check_fits
 from weighbridge.scorer.adapter_notes import adapter_notes
-from weighbridge.scorer.adapters import CONTRACT_FILES, Adapter, read_adapter
+from weighbridge.scorer.adapters import CONTRACT_FILES, Adapter, check_not_swapped, read_adapter
 from weighbridge.scorer.checkpoint_folder import check_folder
 from weighbridge.scorer.config_file import CONFIG_FILE, QUANTIZATION_FILE, read_config
 from weighbridge.scorer.contract import Contract, read_contract
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.hashes import hash_files
+from weighbridge.scorer.packing import check_packing, describe_packing
 from weighbridge.scorer.prompts import Layout
-from weighbridge.scorer.quantization import check_quantization, describe_quantization
+from weighbridge.scorer.quantization import check_quantization
 from weighbridge.scorer.ready import READY_FILE, read_ready
 from weighbridge.scorer.weight_files import (
     ADAPTER_FILES,
@@ -114,13 +116,17 @@ def inspect_checkpoint(
         TemperatureError: READY.json cannot be trusted.
     """
     path = _expanded(folder)
+    check_not_swapped(path, None if adapter is None else _expanded(adapter))
     check_folder(path)
     path = path.resolve()
     config = read_config(path)
     check_quantization(config)
+    check_packing(path, config)
     ready = read_ready(path)
     lora = None if adapter is None else read_adapter(_expanded(adapter))
     merged = ready.adapter_sha256
+    if lora is not None:
+        check_fits(path, lora)
     own = None if lora is None else hash_files([lora.weights], hash_cache)[0]
     _refuse_unsaid_adapters(path, lora, {merged, own}, hash_cache)
     if own is not None:
@@ -145,7 +151,7 @@ def inspect_checkpoint(
         revision=revision or ready.revision,
         architecture=config["model_type"],  # checked with the folder
         dtype=stored_dtype(weight_files(path)),
-        quantization=describe_quantization(config),
+        quantization=describe_packing(path, config),
         adapter_sha256=merged,
         contract=contract,
         max_input_tokens=min(limit, context or limit),

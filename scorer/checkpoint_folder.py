@@ -4,6 +4,7 @@ Most folders of models are none: another format, half a download, an adapter wit
 base, a model that only sees. Each is refused with what helps.
 """
 
+import errno
 import json
 import re
 import shlex
@@ -15,10 +16,11 @@ from weighbridge.scorer.architectures import unsupported_architecture
 from weighbridge.scorer.config_file import read_config
 from weighbridge.scorer.errors import CheckpointError, listed, quoted
 from weighbridge.scorer.foreign_formats import foreign_format
+from weighbridge.scorer.missing_folder import missing_folder
+from weighbridge.scorer.tokenizer_files import check_tokenizer
 from weighbridge.scorer.weight_files import (
     ADAPTER_FILES,
     INDEX_FILE,
-    VOCABULARY_FILES,
     is_draft,
     is_vision,
     safetensors_header,
@@ -28,7 +30,6 @@ from weighbridge.scorer.weight_files import (
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.safetensors")
-_POINTER = b"version https://git-lfs"
 
 
 def check_folder(folder: Path) -> None:
@@ -57,7 +58,7 @@ def check_folder(folder: Path) -> None:
     tensors = {path.name: _tensors(path) for path in weights}
     _check_shards(folder, tensors)
     _check_tensors(folder, tensors)
-    _check_tokenizer(folder, names)
+    check_tokenizer(folder)
 
 
 def _entries(folder: Path) -> set[str]:
@@ -72,12 +73,7 @@ def _entries(folder: Path) -> set[str]:
                 f"{folder.readlink()}, where nothing is",
                 hint="restore what it points to, or name the folder itself",
             ) from error
-        hint = "weighbridge checkpoint demo builds the embedded one"
-        if "huggingface.co" in folder.parts:
-            hint = "name a repository of the hub as org/name, without https://huggingface.co/"
-        raise CheckpointError(
-            f"a checkpoint must be an existing folder, got {named}", hint=hint
-        ) from error
+        raise missing_folder(folder) from error
     except NotADirectoryError as error:
         raise _a_file(folder, named) from error
     except PermissionError as error:
@@ -86,10 +82,13 @@ def _entries(folder: Path) -> set[str]:
             hint=f"give yourself the right to: chmod u+rx {folder}",
         ) from error
     except (OSError, ValueError) as error:  # a name that no path can have
-        raise CheckpointError(
-            f"a checkpoint must be an existing folder, got {named}",
-            hint="weighbridge checkpoint demo builds the embedded one",
-        ) from error
+        if getattr(error, "errno", None) == errno.ELOOP:
+            raise CheckpointError(
+                f"a checkpoint must be an existing folder, {named} is a link that leads back to "
+                "itself",
+                hint="name the folder itself",
+            ) from error
+        raise missing_folder(folder) from error
 
 
 def _a_file(path: Path, named: str) -> CheckpointError:
@@ -287,32 +286,9 @@ def _check_tensors(folder: Path, tensors: Mapping[str, Mapping[str, str]]) -> No
             hint="name the folder of the whole model",
         )
     if not _FLOATS & set(language.values()):
-        found = ", ".join(sorted(set(language.values()))) or "no tensors"
+        types = sorted(set(language.values()))
+        found = ", ".join(quoted(dtype)[1:-1] for dtype in types[:10]) or "no tensors"
         raise CheckpointError(
             f"weights must have float tensors (F32, F16 or BF16), got {found} in {folder}",
             hint="fetch the weights again",
         )
-
-
-def _check_tokenizer(folder: Path, names: set[str]) -> None:
-    if not any(path.exists() for pattern in VOCABULARY_FILES for path in folder.glob(pattern)):
-        broken = sorted(name for name in names if (folder / name).is_symlink())
-        raise CheckpointError(
-            f"a checkpoint must hold a tokenizer (tokenizer.json), got none in {folder}",
-            hint="fetch tokenizer.json and tokenizer_config.json of the same release"
-            + (f"; some links lead nowhere: {listed(broken)}" if broken else ""),
-        )
-    for name in ("tokenizer.json", "tokenizer.model"):
-        path = folder / name
-        if name not in names:
-            continue
-        try:
-            with path.open("rb") as file:
-                start = file.read(len(_POINTER))
-        except OSError as error:
-            raise unreadable(path, error) from error
-        if start == _POINTER:
-            raise CheckpointError(
-                f"{name} must be the file itself, got the text by which Git LFS stands for it",
-                hint=f"fetch the file: git -C {folder} lfs pull",
-            )

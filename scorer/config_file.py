@@ -6,6 +6,7 @@ from typing import Any
 
 from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.weight_files import LFS_POINTER, lfs_pointer
 
 CONFIG_FILE = "config.json"
 QUANTIZATION_FILE = "hf_quant_config.json"
@@ -45,7 +46,10 @@ def config_or_empty(folder: Path) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        if content.startswith(LFS_POINTER):
+            raise lfs_pointer(path)
+        value: Any = json.loads(content.decode("utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"a checkpoint must hold {path.name}, got none in {path.parent}",

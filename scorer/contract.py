@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from weighbridge.scorer.errors import CheckpointError, quoted, shown
-from weighbridge.scorer.names import NAME_RULE, is_name
+from weighbridge.scorer.names import name_fault
 
 CONTRACT_FILE = "schema_config.json"
 SYSTEM_FILE = "system_prompt.txt"
@@ -210,13 +210,15 @@ class _Config:
         if value is None:
             return None
         if type(value) is not int or not 1 <= value <= most:
-            raise self._damaged(key, f"a whole number from 1 to {most}", value)
+            far = most == _MOST_TOKENS and (type(value) is not int or value < 1)
+            must = "a whole number above 0" if far else f"a whole number from 1 to {most}"
+            raise self._damaged(key, must, value)
         return value
 
     def text(self, key: str) -> str | None:
         value = self._config.get(key)
-        if value is not None and not is_name(value):
-            raise self._damaged(key, f"a text that is not blank {NAME_RULE}", value)
+        if value is not None and (must := name_fault(value)):
+            raise self._damaged(key, must, value)
         return value
 
     def codes(self, max_choices: int) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:

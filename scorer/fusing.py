@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
@@ -31,6 +32,7 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 # Copied beside what a decision depends on; code (*.py) is never taken along.
 _COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")
 _NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NO_RIGHT = (errno.EROFS, errno.EACCES, errno.EPERM)
 # These tell how the weights before were packed.
 _MADE_ANEW = (CONFIG_FILE, QUANTIZATION_FILE)
@@ -71,6 +73,8 @@ def fuse_checkpoint(
     say = progress or (lambda _: None)
     try:
         out = Path(os.path.abspath(Path(out).expanduser()))  # noqa: PTH100
+        with suppress(FileNotFoundError):
+            out.lstat()  # says more than exists() of what no path can be
         _check_out(out)
     except (OSError, ValueError, RuntimeError) as error:  # what no path can be, `~nobody`
         raise _unwritable(out, error) from error
@@ -176,7 +180,7 @@ def _unwritable(out: Path, error: Exception) -> CheckpointError:
         reason, hint = f"{quoted(blocking.name)} is a file", "name a place in a folder"
     elif code in _NO_RIGHT:
         hint = "name a folder that you may write to"
-    elif isinstance(error, OSError) and code not in (errno.ENAMETOOLONG, errno.EINVAL):
+    elif isinstance(error, OSError) and code in (None, *_NO_ROOM):  # MLX tells no number
         hint = "name a folder on a disk with room for the weights"
     else:
         hint = "name another folder"
@@ -270,8 +274,10 @@ def _ready(info: CheckpointInfo, adapter: Adapter, dtype: str, partial: Path) ->
     before = read_ready(info.folder)
     ready: dict[str, Any] = {
         "adapter_sha256": info.adapter_sha256,
-        "base_model": info.model_id or adapter.base_model,
-        "base_revision": info.revision,
+        # What an adapter says it was trained on is not always what it is merged into.
+        "base_model": info.model_id,
+        "base_revision": info.revision if info.model_id else None,
+        "adapter_base_model": adapter.base_model,
         # What was below a base that was merged itself is below this one too.
         "base_adapter_sha256": before.adapter_sha256 or before.base_adapter_sha256,
         "base_quantization": info.quantization or before.base_quantization,

@@ -56,11 +56,13 @@ def hash_files(
 
 def _hash_key(file: Path) -> str:
     status = file.stat()
-    return f"{file}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"
+    # The time of modification can be set to any, as copies do; that of the inode's change cannot.
+    times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
+    return f"{file}|{status.st_size}|{times}|{status.st_ino}"
 
 
 def _path_of(key: str) -> str:
-    return key.rsplit("|", 3)[0]
+    return key.rsplit("|", 4)[0]
 
 
 def _read_hashes(path: Path | None) -> dict[str, str]:

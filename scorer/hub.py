@@ -8,7 +8,7 @@ cache and reads HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN.
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,15 @@ from weighbridge.scorer.hub_cache import (
     snapshot,
     storage,
 )
-from weighbridge.scorer.hub_errors import broken_off, disk_full, http_status, hub_host, refusal
+from weighbridge.scorer.hub_errors import (
+    Unanswered,
+    broken_off,
+    disk_full,
+    hub_host,
+    refusal,
+    unanswered,
+    unwritable,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -69,16 +77,20 @@ def parse_hub_id(text: str) -> HubId | None:
         return None
     if at and not _REVISION.fullmatch(revision):
         return None
-    return HubId(repo, revision or None)
+    # A commit is looked up as the hub writes it.
+    return HubId(repo, (revision.lower() if is_commit(revision.lower()) else revision) or None)
 
 
-def resolve_hub_id(hub_id: HubId, *, say: Callable[[str], None]) -> HubFolder:
+def resolve_hub_id(
+    hub_id: HubId, *, say: Callable[[str], None], fetch: str = "weighbridge checkpoint info"
+) -> HubFolder:
     """Return the folder of one commit, and fetch what is missing of it.
 
     Args:
         hub_id: Which repository, and which revision of it.
         say: Told in a sentence what is fetched before it is, and which commit of the cache
             is taken when the hub cannot be asked.
+        fetch: The command that fetches it once the id stands behind it, for hints.
 
     Raises:
         CheckpointError: The hub does not know or give it, the hub cannot be reached and the
@@ -93,10 +105,15 @@ def resolve_hub_id(hub_id: HubId, *, say: Callable[[str], None]) -> HubFolder:
     if revision is not None and is_commit(revision) and is_whole(repo, revision):
         return HubFolder(snapshot(repo, revision), repo, revision)
     if constants.is_offline_mode():
-        return _from_cache(hub_id, "HF_HUB_OFFLINE is set", say)
+        # The library knows a second name for it.
+        other = not os.environ.get("HF_HUB_OFFLINE") and os.environ.get("TRANSFORMERS_OFFLINE")
+        given = "TRANSFORMERS_OFFLINE" if other else "HF_HUB_OFFLINE"
+        bring = f"run once with a connection and without {given}: {fetch} {hub_id}"
+        return _from_cache(hub_id, f"{given} is set", bring, say)
     info = _describe(hub_id)
-    if isinstance(info, str):
-        return _from_cache(hub_id, info, say)
+    if isinstance(info, Unanswered):
+        when = "try again later" if info.later else "run once with a connection"
+        return _from_cache(hub_id, info.reason, f"{when}: {fetch} {hub_id}", say)
     commit = info.sha
     if commit is None or not is_commit(commit):
         raise CheckpointError(
@@ -108,7 +125,7 @@ def resolve_hub_id(hub_id: HubId, *, say: Callable[[str], None]) -> HubFolder:
     return HubFolder(snapshot(repo, commit), repo, commit)
 
 
-def _describe(hub_id: HubId) -> "ModelInfo | str":
+def _describe(hub_id: HubId) -> "ModelInfo | Unanswered":
     """Ask the hub for a revision's commit and files; return the reason when it cannot be asked."""
     from huggingface_hub import HfApi
 
@@ -124,9 +141,7 @@ def _describe(hub_id: HubId) -> "ModelInfo | str":
         if refused := refusal(error, hub_id):
             # A traceback would quote the address that was asked, which may hold a password.
             raise refused from None
-        status = http_status(error)
-        reason = "cannot be reached" if status is None else f"answers HTTP {status}"
-        return f"{hub_host()} {reason}"
+        return unanswered(error)
 
 
 def _fetch(hub_id: HubId, info: "ModelInfo", commit: str, say: Callable[[str], None]) -> None:
@@ -141,7 +156,7 @@ def _fetch(hub_id: HubId, info: "ModelInfo", commit: str, say: Callable[[str], N
         size = sum(sizes[name] for name in missing)
         _require_space(hub_id, cache, size)
         say(
-            f"fetching {hub_id.repo} at commit {commit}: {len(missing)} files, "
+            f"fetching {hub_id.repo} at commit {commit}: {_count(missing)}, "
             f"{_readable(size)}, from {hub_host()} into {cache}"
         )
         try:
@@ -189,32 +204,43 @@ def _require_safetensors(hub_id: HubId, names: Iterable[str], wanted: Iterable[s
 
 def _require_space(hub_id: HubId, cache: Path, size: int) -> None:
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    total, _, free = shutil.disk_usage(there)
+    # Where there is no disk at all, such as below /proc, no room is free either.
+    if not there.is_dir() or not os.access(there, os.W_OK) or total == 0:
+        raise unwritable(cache)
     if size > free:
         needs = f"{_readable(size)} where {_readable(free)} are free"
         raise disk_full(hub_id, cache, needs)
+
+
+def _count(files: Sequence[str]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files)} files"
 
 
 def _readable(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
 
 
-def _from_cache(hub_id: HubId, reason: str, say: Callable[[str], None]) -> HubFolder:
-    """Take the commit that the cache holds for a revision, when the hub cannot be asked."""
+def _from_cache(hub_id: HubId, reason: str, bring: str, say: Callable[[str], None]) -> HubFolder:
+    """Take the commit that the cache holds for a revision, when the hub cannot be asked.
+
+    Args:
+        hub_id: Which repository, and which revision of it.
+        reason: Why the hub cannot be asked.
+        bring: How to get it from the hub all the same, for hints.
+        say: Told which commit is taken.
+    """
     repo, revision = hub_id.repo, hub_id.revision
     cache = cache_folder()
     commit = revision if is_commit(revision) else remembered_commit(repo, revision)
-    bring = (
-        "run once with a connection and without HF_HUB_OFFLINE: weighbridge checkpoint info "
-        f"{hub_id}; or copy the folder {storage(repo).name} from the cache of another machine"
-    )
+    bring += f"; or copy the folder {storage(repo).name} from the cache of another machine"
     others = [known for known in cached_commits(repo) if is_whole(repo, known)]
     if others:
         bring = f"name a commit that is there: {repo}@{others[0]}; or {bring}"
     if commit is None or not snapshot(repo, commit).is_dir():
         raise CheckpointError(
-            f"{hub_id} must be a folder here or in the cache, as {reason}; got neither, the cache "
-            f"is {cache}",
+            f"{hub_id} must be a folder here or in the cache, as {reason}; got neither: there "
+            f"is no folder of that name here, and the cache is {cache}",
             hint=bring,
         )
     folder = snapshot(repo, commit)

@@ -4,6 +4,7 @@ Nothing of a request is quoted: its headers hold a token, and its address may ho
 """
 
 import errno
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +29,31 @@ def hub_page(repo: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{repo}"
 
 
-def http_status(error: Exception) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Why a hub gave no answer that is about what was asked.
+
+    Attributes:
+        reason: Such as `huggingface.co answers HTTP 503`.
+        later: Whether it may answer in a while, with nothing changed here.
+    """
+
+    reason: str
+    later: bool
+
+
+def unanswered(error: Exception) -> Unanswered:
+    """Tell a hub that has trouble of its own from one that cannot be reached."""
+    host, status = hub_host(), _status(error)
+    if status is not None:
+        return Unanswered(f"{host} answers HTTP {status}", later=True)
+    # To connect takes long also where there is no network, to answer only where there is one.
+    if any(kind.__name__ in {"ReadTimeout", "WriteTimeout"} for kind in type(error).__mro__):
+        return Unanswered(f"{host} did not answer in time", later=True)
+    return Unanswered(f"{host} cannot be reached", later=False)
+
+
+def _status(error: Exception) -> int | None:
     """Return the status of an answer that is an error, None when none came."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
@@ -50,13 +75,15 @@ def refusal(error: Exception, hub_id: HubId) -> CheckpointError | None:
             f"{hub_id.revision}",
             hint=f"look up its branches and commits at {page}, or leave @{hub_id.revision} out",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    status = _status(error)
+    # Hubs that only look like the first one leave the code out that says what is not found.
+    bare = status == 404 and not isinstance(error, errors.EntryNotFoundError)
+    if bare or isinstance(error, errors.RepositoryNotFoundError):
         return CheckpointError(
             f"{hub_id.repo} must be a folder here or a repository on {host} that you may read, "
             "got neither",
             hint=f"check the spelling; if it is private: {_LOGIN}",
         )
-    status = http_status(error)
     disabled = isinstance(error, errors.DisabledRepoError)
     return _refused_status(403 if disabled else status, hub_id)
 
@@ -90,14 +117,19 @@ def broken_off(error: Exception, hub_id: HubId, cache: Path) -> CheckpointError:
     if numbers & {errno.ENOSPC, errno.EDQUOT}:
         return disk_full(hub_id, cache, "more than is free")
     if numbers & {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}:
-        return CheckpointError(
-            f"the cache of the hub must be a folder that you may write to, got {cache}",
-            hint="check its owner, or name another folder with HF_HUB_CACHE",
-        )
+        return unwritable(cache)
     return CheckpointError(
         f"the download of {hub_id.repo} from {hub_host()} must come to its end, it broke off "
         f"({type(error).__name__})",
         hint="run the same command again: files that are whole are kept",
+    )
+
+
+def unwritable(cache: Path) -> CheckpointError:
+    """Describe a cache that nothing can be fetched into."""
+    return CheckpointError(
+        f"the cache of the hub must be a folder that you may write to, got {cache}",
+        hint="check its owner, or name another folder with HF_HUB_CACHE",
     )
 
 

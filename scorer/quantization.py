@@ -6,6 +6,7 @@ Facts of mlx-lm 0.32.2 (`utils.load_model`) and mlx 0.32.4 (`quantize`).
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weighbridge.scorer.adapter_formats import core_path
 from weighbridge.scorer.errors import CheckpointError, shown
 
 _CONVERT = (
@@ -91,10 +92,27 @@ def group_sizes(config: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
     return size, special
 
 
-def refused_packing(reason: str) -> CheckpointError:
+def packing_of(config: Mapping[str, Any], module: str) -> set[tuple[int, int]]:
+    """Return bits and group size that mlx-lm may take a packed module for.
+
+    Args:
+        config: config.json, that passed `check_quantization`.
+        module: The core of its path, as `core_path` gives it.
+    """
+    own = config["quantization"]
+    layers = [
+        value
+        for path, value in own.items()
+        if isinstance(value, dict) and core_path(path) == module
+    ]
+    # A layer that is told by another prefix than mlx-lm's is packed as all others are.
+    return {_params(own, value)[1:] for value in (own, *layers)}
+
+
+def refused_packing(reason: str, hint: str = _CONVERT) -> CheckpointError:
     """Return the error for packed weights that are not read rightly, with its reason."""
     return CheckpointError(
-        f"packed weights must be of a kind that is read rightly, {reason}", hint=_CONVERT
+        f"packed weights must be of a kind that is read rightly, {reason}", hint=hint
     )
 
 
@@ -123,7 +141,7 @@ def _check_own(own: Any) -> None:
             )
 
 
-def _params(own: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[str, Any, Any]:
+def _params(own: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return mode, bits and group size; a layer takes what it leaves out from its mode."""
     mode = value.get("mode", "affine")
     if value is own or not isinstance(mode, str) or mode not in _DEFAULTS:

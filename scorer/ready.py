@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from weighbridge.scorer.errors import CheckpointError, TemperatureError, quoted, shown
-from weighbridge.scorer.names import NAME_RULE, is_name
+from weighbridge.scorer.names import name_fault
 
 READY_FILE = "READY.json"
 OWN_KEY = "weighbridge"
@@ -34,7 +34,15 @@ but the end of its search, on too few labels or on wrong ones."""
 
 _LONGEST_FILE = 255  # bytes, on every disk
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
-_TEXTS = ("model", "revision", "base_model", "base_revision", "base_quantization")
+_TEXTS = (
+    *("model", "revision", "base_model", "base_revision", "base_quantization"),
+    "adapter_base_model",
+)
+_KNOWN = {
+    *_TEXTS,
+    *("adapter_sha256", "base_adapter_sha256", "prompt_sha256", "weight_sha256"),
+    *("precision", "versions", "merged_at", OWN_KEY),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class ReadyFile:
         revision: Full commit of that id.
         base_model: Hub id of what the adapter was merged into. Never selects a temperature.
         base_revision: Its commit, likewise.
+        adapter_base_model: What the adapter says it was trained on, which need not be the base.
         base_quantization: How the base was packed before the merge, None for plain weights.
         base_adapter_sha256: Of another adapter that was in the base already.
         prompt_sha256: Of the system text they were trained with.
@@ -79,6 +88,7 @@ class ReadyFile:
         precision: In what dtype they were merged.
         versions: Of the packages that wrote them.
         temperature: Fitted by a calibration of ours.
+        unknown: Keys of the file that nothing here reads.
     """
 
     adapter_sha256: str | None = None
@@ -86,6 +96,7 @@ class ReadyFile:
     revision: str | None = None
     base_model: str | None = None
     base_revision: str | None = None
+    adapter_base_model: str | None = None
     base_quantization: str | None = None
     base_adapter_sha256: str | None = None
     prompt_sha256: str | None = None
@@ -93,6 +104,7 @@ class ReadyFile:
     precision: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: StoredTemperature | None = None
+    unknown: tuple[str, ...] = ()
 
     def merged_otherwise(self, fused: str | None = None) -> list[str]:
         """Say how what is below an adapter differs from the plain base of its release.
@@ -133,6 +145,7 @@ def read_ready(folder: Path) -> ReadyFile:
         precision=_described(data.get("precision")),
         versions=_versions(data.get("versions")),
         temperature=read.stored(data),
+        unknown=tuple(key for key in data if key not in _KNOWN),
     )
 
 
@@ -262,10 +275,8 @@ class _Reader:
 
     def text(self, data: Mapping[str, Any], key: str) -> str | None:
         value = data.get(key)
-        if value is not None and not is_name(value):
-            raise self.refused(
-                f'must have a text that is not blank {NAME_RULE} as "{key}", got {shown(value)}'
-            )
+        if value is not None and (must := name_fault(value)):
+            raise self.refused(f'must have {must} as "{key}", got {shown(value)}')
         return value
 
     def sha256(self, data: Mapping[str, Any], key: str) -> str | None:
@@ -312,13 +323,11 @@ class _Reader:
         for key in ("fitted_on", "fingerprint", "layout", "encoding"):
             if key not in entry and key in {"layout", "encoding"}:
                 continue
-            text = isinstance(entry.get(key), str) and bool(entry[key].strip())
-            if not text or (key != "fitted_on" and not is_name(entry[key])):
-                raise self.refused(
-                    f'must have a text that is not blank as {where}.{key}", '
-                    f"got {shown(entry.get(key))}",
-                    hint,
-                )
+            text = entry.get(key)
+            # For people, and shown in short: any text will do.
+            free = key == "fitted_on" and isinstance(text, str) and text.strip()
+            if not free and (must := name_fault(text)):
+                raise self.refused(f'must have {must} as {where}.{key}", got {shown(text)}', hint)
         metrics = entry.get("metrics", {})
         if not isinstance(metrics, dict) or any(_finite(n) is None for n in metrics.values()):
             raise self.refused(

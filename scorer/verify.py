@@ -156,7 +156,10 @@ def _adapter(
     name = file.name if file.parent == folder else str(file)
     (found,) = hash_files([file], hash_cache, anew=True)
     if expected is not None:
-        return [_compared(name, expected, found, f"by {source}")]
+        note = f"by {source}"
+        if found != expected and adapter is not None:
+            note += ": not the adapter that it tells of"
+        return [_compared(name, expected, found, note)]
     title = release_of(found)
     if title:
         return [FileCheck(name, found, found, "same", f"the adapter of {title}")]

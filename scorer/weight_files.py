@@ -4,10 +4,11 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from weighbridge.scorer.errors import CheckpointError
+from weighbridge.scorer.errors import CheckpointError, quoted
 from weighbridge.scorer.foreign_formats import foreign_format
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -50,8 +51,14 @@ ADAPTER_FILES = (*ADAPTER_WEIGHTS, "adapter_model.bin", "adapter_model.pt", "ada
 """What the weights of an adapter are called, those included that are never loaded."""
 
 _HEADER_LIMIT = 100 * 2**20
+_LARGEST = 2**60  # bytes; what claims more is damaged, and its digits would fill a page
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What a file begins with by which Git LFS stands for another."""
+_SIZES = {
+    **{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4},
+    **{"F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1},
+}
 # What mlx-lm drops of folders that also see and hear, by the module that holds it.
 _VISION = frozenset(
     {
@@ -112,39 +119,66 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             start = file.read(8)
             length = int.from_bytes(start, "little")
             text = file.read(length) if 0 < length <= min(_HEADER_LIMIT, size - 8) else b""
-            pointer = size < 1024 and (start + text + file.read(1024)).startswith(_LFS_POINTER)
+            pointer = size < 1024 and (start + text + file.read(1024)).startswith(LFS_POINTER)
     except OSError as error:
         raise unreadable(path, error) from error
     if pointer:
-        raise CheckpointError(
-            f"{path.name} must be a whole safetensors file, got the {size} bytes by which Git LFS "
-            "stands for it",
-            hint=f"fetch the file itself: git -C {path.parent} lfs pull",
-        )
+        raise lfs_pointer(path)
     try:
         header: dict[str, Any] = json.loads(text)
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         ends = [tensor["data_offsets"][1] for tensor in tensors]
         typed = all(isinstance(tensor["dtype"], str) for tensor in tensors)
         whole = 8 + length + max(ends, default=0) if typed else None
+        misfit = next((tensor for tensor in tensors if not _fits(tensor)), None)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        header, whole = {}, None
+        header, whole, misfit = {}, None, None
     if whole != size:
         # Of a file that was cut in its header, only the header's own length is known.
         least = 8 + length if size - 8 < length <= _HEADER_LIMIT else None
-        should = f", should be {whole}" if whole else f", should be over {least}" if least else ""
+        known = whole is not None and size < whole <= _LARGEST
+        should = f", should be {whole}" if known else f", should be over {least}" if least else ""
         raise CheckpointError(
             f"{path.name} must be a whole safetensors file, got {size} bytes that do not fit "
             f"its header{should}",
             hint=f"fetch {path} again",
         )
+    if misfit is not None:
+        name = next(name for name, tensor in header.items() if tensor is misfit)
+        raise CheckpointError(
+            f"{path.name} must be a whole safetensors file, got {quoted(name)} whose bytes do not "
+            "fit its shape",
+            hint=f"fetch {path} again",
+        )
     return header
+
+
+def lfs_pointer(path: Path) -> CheckpointError:
+    """Describe the text by which Git LFS stands for a file that was not fetched."""
+    return CheckpointError(
+        f"{path.name} must be the file itself, got the text by which Git LFS stands for it",
+        hint=f"fetch the file: git -C {path.parent} lfs pull",
+    )
+
+
+def _fits(tensor: dict[str, Any]) -> bool:
+    """Say whether a shape and the bytes of a tensor agree; of packed floats nobody can tell."""
+    first, last = tensor["data_offsets"]
+    shape = tensor["shape"]
+    if not isinstance(shape, list):
+        return False
+    if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+        return False
+    width = _SIZES.get(tensor["dtype"])
+    return first <= last and (width is None or prod(shape) * width == last - first)
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Describe a file that cannot be opened, and what helps."""
     if error.errno in {errno.EACCES, errno.EPERM}:
         hint = f"give yourself the right to read it: chmod u+r {path}"
+    elif error.errno == errno.ELOOP:
+        hint = f"put the file itself in the place of {path}, a link that leads back to itself"
     elif path.is_symlink():
         # Such as one into a hub cache that was cleared.
         hint = f"fetch it again: {path} points to {path.readlink()}, where nothing is"

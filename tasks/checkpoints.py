@@ -1,14 +1,16 @@
 """Which checkpoint and adapter a name or a setting means. A leaf: knows no Prefect."""
 
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from weighbridge.scorer.embedded import embedded_path
 from weighbridge.scorer.errors import CheckpointError, quoted
-from weighbridge.scorer.hub import parse_hub_id, resolve_hub_id
+from weighbridge.scorer.hub import HubFolder, parse_hub_id, resolve_hub_id
 from weighbridge.scorer.hub_cache import HubId
+from weighbridge.scorer.missing_folder import closest_folder, missing_folder
 from weighbridge.tasks.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,8 @@ def resolve_checkpoint(
         say: Told in a sentence what is fetched.
 
     Raises:
-        CheckpointError: It cannot be fetched, the revision of a hub id cannot be one, or none
-            is named and the embedded one is not built yet.
+        CheckpointError: There is no such folder, it cannot be fetched, the revision of a hub id
+            cannot be one, or none is named and the embedded one is not built yet.
     """
     named = checkpoint or settings.checkpoint
     if not named:
@@ -72,14 +74,15 @@ def resolve_checkpoint(
     # what to fetch.
     own = model_id in (None, hub_id.repo)
     if own and revision is not None:
-        if hub_id.revision not in (None, revision):
+        at = _at(hub_id, revision)
+        if hub_id.revision not in (None, at.revision):
             raise CheckpointError(
                 f"a checkpoint must have one revision, got {hub_id.revision!r:.80} in its name "
                 f"and {revision!r:.80} beside it",
                 hint="leave one of them out",
             )
-        hub_id = _at(hub_id, revision)
-    found = resolve_hub_id(hub_id, say=say)
+        hub_id = at
+    found = _from_hub(hub_id, say)
     return Named(
         found.folder,
         f"{found.repo}@{found.commit}",
@@ -103,20 +106,23 @@ def resolve_adapter(
         say: Told in a sentence what is fetched.
 
     Raises:
-        CheckpointError: It cannot be fetched.
+        CheckpointError: There is no such folder, or it cannot be fetched.
     """
     named = adapter or (None if checkpoint else settings.adapter)
     if not named:
         return None
     hub_id = _hub_id(named)
     if hub_id is None:
-        return _folder(named)
-    found = resolve_hub_id(hub_id, say=say)
+        return _folder(named, what="an adapter")
+    # Alone it is no checkpoint, so the command that fetches it names its base as well.
+    base = shlex.quote(checkpoint or settings.checkpoint or "BASE")
+    fetch = f"weighbridge checkpoint info {base} --adapter"
+    found = _from_hub(hub_id, say, fetch)
     return Named(found.folder, f"{found.repo}@{found.commit}")
 
 
 def on_hub(named: str) -> bool:
-    """Whether a name is a hub id: it looks like one, and there is no such path here."""
+    """Whether a name is a hub id: it looks like one, and neither it nor its first part is here."""
     return _hub_id(named) is not None
 
 
@@ -126,13 +132,33 @@ def hash_cache(settings: Settings) -> Path:
 
 
 def _hub_id(named: str) -> HubId | None:
-    """Return the hub id that a name is, None for a path; what is there is a path."""
+    """Return the hub id that a name is, None for a path.
+
+    What is there is a path, and so is `models/chatt` where a folder `models` is: a path that
+    was mistyped must be told, not asked of a hub. A revision behind it makes it a hub id, as
+    recorded names are, whatever lies in the working folder.
+    """
     try:
         if _path(named).exists():
             return None
+        hub_id = parse_hub_id(named)
+        begun = Path(named.partition("/")[0]).is_dir()
     except (OSError, ValueError):  # a name that no path can have
         return None
-    return parse_hub_id(named)
+    return None if hub_id and begun and hub_id.revision is None else hub_id
+
+
+def _from_hub(hub_id: HubId, say: Say, fetch: str = "weighbridge checkpoint info") -> HubFolder:
+    """Fetch a hub id; where that fails, a path may have been meant."""
+    try:
+        return resolve_hub_id(hub_id, say=say, fetch=fetch)
+    except CheckpointError as error:
+        close = closest_folder(Path(hub_id.repo))
+        if close is None:
+            raise
+        meant = f"did you mean {close}? if not: {error.hint}"
+        # As in the library's own errors, what lies below may hold a password.
+        raise CheckpointError(error.message, hint=meant) from None
 
 
 def _at(hub_id: HubId, revision: str) -> HubId:
@@ -147,8 +173,23 @@ def _at(hub_id: HubId, revision: str) -> HubId:
     return found
 
 
-def _folder(named: str, model_id: str | None = None, revision: str | None = None) -> Named:
+def _folder(
+    named: str,
+    model_id: str | None = None,
+    revision: str | None = None,
+    *,
+    what: str = "a checkpoint",
+) -> Named:
     path = _path(named)
+    try:
+        # What else may be wrong with it is said by whoever reads it.
+        there = path.exists() or path.is_symlink()
+    except PermissionError:
+        there = True
+    except (OSError, ValueError):  # a name that no path can have
+        there = False
+    if not there:
+        raise missing_folder(path if named.startswith("~") else named, what=what)
     return Named(path, str(path.absolute()), model_id, revision)
 
 

@@ -1,7 +1,9 @@
 """Commands on checkpoints: what one is, and building the embedded one."""
 
+import logging
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,6 +90,7 @@ def info(
 
     Example: weighbridge checkpoint info ~/models/nimble-9b
     """
+    from weighbridge.scorer.adapters import check_not_swapped
     from weighbridge.scorer.checkpoint import inspect_checkpoint
     from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
     from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
@@ -98,6 +101,7 @@ def info(
         checkpoint, settings, model_id=model_id, revision=revision, say=print_note
     )
     fused = resolve_adapter(adapter, checkpoint, settings, say=print_note)
+    check_not_swapped(named.folder, fused and fused.folder)
     described = inspect_checkpoint(
         named.folder,
         adapter=fused and fused.folder,
@@ -106,9 +110,10 @@ def info(
         hash_cache=hash_cache(settings),
         accept_prompt=accept_prompt,
     )
-    resolved = checkpoint_temperature(
-        described, temperature=temperature, allow_uncalibrated=allow_uncalibrated
-    )
+    with _once_only():
+        resolved = checkpoint_temperature(
+            described, temperature=temperature, allow_uncalibrated=allow_uncalibrated
+        )
     values = _values(described, resolved)
     if as_json:
         print_json(values)
@@ -118,18 +123,32 @@ def info(
         print_hint(warning)
 
 
+@contextmanager
+def _once_only() -> Generator[None]:
+    """Keep the warning of a temperature out of the log: it is told below what is described."""
+    logger = logging.getLogger("weighbridge.scorer.temperature")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str, Any]:
     from weighbridge.scorer.checkpoint_temperature import prompt_warning
     from weighbridge.scorer.ready import read_ready
+    from weighbridge.scorer.ready_notes import ready_notes
 
     contract, adapter = described.contract, described.adapter
     ready = read_ready(described.folder)
     base_model, base_revision = ready.base_model, ready.base_revision
     if base_model is None and contract is not None:
         base_model, base_revision = contract.model, contract.revision
+    merged = None
     if adapter is not None:
-        # Of what is fused now; READY.json tells of what was merged before.
-        base_model, base_revision = adapter.base_model, None
+        # This folder is the base of what is fused now; READY.json tells of what was before.
+        base_model, base_revision = described.model_id, described.revision
+        merged = ready.adapter_sha256
     return {
         "fingerprint": described.fingerprint,
         "model_id": described.model_id,
@@ -150,6 +169,8 @@ def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str
         "adapter_folder": str(adapter.folder) if adapter else None,
         "base_model": base_model,
         "base_revision": base_revision,
+        "adapter_base_model": adapter.base_model if adapter else ready.adapter_base_model,
+        "merged_adapter_sha256": merged,
         "context_tokens": described.context_tokens,
         "max_choices": contract.max_choices if contract else None,
         "accepted_prompt_sha256": contract.accepted_sha256 if contract else None,
@@ -157,6 +178,7 @@ def _values(described: "CheckpointInfo", temperature: "Temperature") -> dict[str
             *filter(None, [temperature.warning]),
             *_left_over(described),
             *described.notes,
+            *ready_notes(ready),
             *filter(None, [prompt_warning(described, temperature)]),
         ],
     }
@@ -184,21 +206,25 @@ def _pairs(values: dict[str, Any]) -> Sequence[tuple[str, str]]:
     rows = {
         "folder": values["folder"],
         "fingerprint": values["fingerprint"],
-        "model": values["model_id"] or "not told",
+        "model": values["model_id"] or "unknown",
         "revision": values["revision"],
-        "base": _at(values["base_model"], values["base_revision"]),
+        # Of what is fused at load, the base is the model itself.
+        "base": None if values["adapter"] else _at(values["base_model"], values["base_revision"]),
         "architecture": values["architecture"],
         "weights": _joined(values["dtype"], values["quantization"]),
         "adapter": values["adapter"] or (values["adapter_sha256"] and "merged into the weights"),
         "adapter folder": values["adapter_folder"],
         "adapter sha256": values["adapter_sha256"],
-        "contract": contract or "none: not trained on a prompt that is known",
+        "adapter for": values["adapter_base_model"],
+        "merged before": values["merged_adapter_sha256"]
+        and f"the adapter {values['merged_adapter_sha256'][:12]}…",
+        "contract": contract or "none (a plain chat model)",
         "system text": accepted and "not the trained one, accepted",
         "its sha256": accepted,
         "prompt": f"{values['layout']}, {values['encoding']}, at most "
         f"{values['max_input_tokens']} tokens",
         "temperature": f"{values['temperature']} ({values['temperature_kind']})",
-        "because": values["temperature_source"],
+        "because": values["temperature_source"].removeprefix("default: "),
     }
     return [(name, value) for name, value in rows.items() if value]
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from weighbridge.deployments.cli.options import JsonOption
 from weighbridge.deployments.console import (
     Column,
+    answer_console,
     print_answer,
     print_hint,
     print_json,
@@ -24,9 +25,11 @@ from weighbridge.deployments.console import (
 from weighbridge.deployments.errors import CommandError
 
 if TYPE_CHECKING:
+    from weighbridge.scorer.adapters import Adapter
     from weighbridge.scorer.verify import FileCheck
 
 _SHOWN = 12  # digits of a hash
+_TOLD = {"adapter": "the adapter", "prompt_sha256": "the system text"}
 
 
 def verify(
@@ -57,45 +60,55 @@ def verify(
 
     Example: weighbridge checkpoint verify ~/models/nimble-9b
     """
-    from weighbridge.scorer.adapters import read_adapter
-    from weighbridge.scorer.verify import verify_checkpoint
+    from weighbridge.scorer.adapters import check_not_swapped, read_adapter
     from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
     from weighbridge.tasks.settings import load_settings
 
     settings = load_settings(checkpoint=checkpoint, adapter=adapter)
     folder = resolve_checkpoint(checkpoint, settings, say=print_note).folder
-    if not folder.is_dir():
-        raise CommandError(
-            f"a checkpoint must be an existing folder, got {str(folder)!r}",
-            hint="name the folder that holds config.json and the weights",
-        )
     named = resolve_adapter(adapter, checkpoint, settings, say=print_note)
-    checks = verify_checkpoint(
-        folder, read_adapter(named.folder) if named else None, hash_cache=hash_cache(settings)
-    )
+    check_not_swapped(folder, named.folder if named else None)
+    lora = read_adapter(named.folder) if named else None
+    checks = _checks(folder, lora, hash_cache(settings))
     if as_json:
         print_json([asdict(check) for check in checks])
     elif checks:
         print_table(
             [Column(name) for name in ("state", "file", "expected", "found", "note")],
-            [
-                {
-                    **asdict(check),
-                    "expected": (check.expected or "-")[:_SHOWN],
-                    "found": (check.found or "-")[:_SHOWN],
-                }
-                for check in checks
-            ],
+            [_row(check, narrow=answer_console().is_terminal) for check in checks],
         )
-    _judge(folder, checks)
+    _judge(folder, checks, lora)
 
 
-def _judge(folder: Path, checks: "tuple[FileCheck, ...]") -> None:
+def _row(check: "FileCheck", *, narrow: bool) -> dict[str, Any]:
+    row = {
+        **asdict(check),
+        "expected": (check.expected or "-")[:_SHOWN],
+        "found": (check.found or "-")[:_SHOWN],
+    }
+    if narrow and Path(check.file).is_absolute():
+        # A path would be broken in its middle; whoever named the adapter knows its folder.
+        row["file"] = Path(check.file).name
+    return row
+
+
+def _checks(folder: Path, adapter: "Adapter | None", hashes: Path) -> "tuple[FileCheck, ...]":
+    """Verify a folder; one that is no checkpoint and has no hashes is told as what it is."""
+    from weighbridge.scorer.checkpoint_folder import check_folder
+    from weighbridge.scorer.verify import verify_checkpoint
+
+    checks = verify_checkpoint(folder, adapter, hash_cache=hashes) if folder.is_dir() else ()
+    if not any(check.expected for check in checks):
+        check_folder(folder)
+    return checks
+
+
+def _judge(folder: Path, checks: "tuple[FileCheck, ...]", adapter: "Adapter | None") -> None:
     if all(check.state == "unchecked" for check in checks):
         if told := [check.file for check in checks if check.expected]:
             raise CommandError(
                 "a checkpoint must hold something of what its hashes are of, got hashes of "
-                f"{' and '.join(told)} alone in {folder}",
+                f"{' and '.join(_TOLD.get(file, file) for file in told)} alone in {folder}",
                 hint="name the adapter that was merged: --adapter FOLDER"
                 if "adapter" in told
                 else "READY.json of a release lists its weights too",
@@ -107,6 +120,14 @@ def _judge(folder: Path, checks: "tuple[FileCheck, ...]") -> None:
     bad = Counter(check.state for check in checks if not check.ok)
     if not bad:
         return
+    if adapter is not None and [check.file for check in checks if not check.ok] == [
+        str(adapter.weights)
+    ]:
+        raise CommandError(
+            f"the adapter must be the one that was merged into {folder}, got another one in "
+            f"{adapter.folder}",
+            hint="name the adapter that was merged; nothing else differs",
+        )
     counts = ", ".join(f"{count} {state}" for state, count in bad.items())
     raise CommandError(
         f"a checkpoint must be what is written down of it: {counts}, of {len(checks)} in {folder}",
@@ -164,7 +185,7 @@ def fuse(
 
     Example: weighbridge checkpoint fuse ~/models/base ~/my-adapter ~/models/mine
     """
-    from weighbridge.scorer.adapters import read_adapter
+    from weighbridge.scorer.adapters import check_not_swapped, read_adapter
     from weighbridge.scorer.checkpoint import inspect_checkpoint
     from weighbridge.scorer.errors import CheckpointError
     from weighbridge.scorer.fusing import check_not_merged, fuse_checkpoint
@@ -181,6 +202,7 @@ def fuse(
     hashes = hash_cache(settings)
     if found is None:  # a blank name
         raise CommandError("an adapter must be named, got a blank", hint="give its folder")
+    check_not_swapped(named.folder, found.folder)
     lora = read_adapter(found.folder)
     if named.folder.is_dir():
         check_not_merged(named.folder, lora, hashes)

@@ -22,7 +22,14 @@ PROMISED = [
 ]
 ADDED = [
     *("temperature_source", "folder", "adapter", "adapter_folder", "base_model", "base_revision"),
-    *("context_tokens", "max_choices", "accepted_prompt_sha256", "warnings"),
+    *(
+        "adapter_base_model",
+        "merged_adapter_sha256",
+        "context_tokens",
+        "max_choices",
+        "accepted_prompt_sha256",
+        "warnings",
+    ),
 ]
 NIMBLE = ("bespokelabs/Bespoke-Nimble-9B", "93ec5d6ff1a9cd31d6cc0e0c58d312465d36de7c")
 V1_ADAPTER = "ba7e28acb97f973e80fa51f3aa6fc6f75ea4081b89632ed45d8e5f3a1d7bfa6b"
@@ -45,7 +52,8 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "tiny"
     path.mkdir()
     (path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 2048}')
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {}}')
+    (path / "chat_template.jinja").write_text("{{ messages }}")
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     data = struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.0)
     (path / "model.safetensors").write_bytes(data)
@@ -186,6 +194,13 @@ def test_packed_weights_have_no_fitted_temperature(
     ready(folder, adapter_sha256=V1_ADAPTER)
     config = {"model_type": "llama", "quantization": {"bits": 4, "group_size": 64}}
     (folder / "config.json").write_text(json.dumps(config))
+    tensors = {
+        "w.weight": {"dtype": "U32", "shape": [1, 8], "data_offsets": [0, 32]},
+        "w.scales": {"dtype": "F32", "shape": [1, 1], "data_offsets": [32, 36]},
+    }
+    header = json.dumps(tensors).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(36)
+    (folder / "model.safetensors").write_bytes(data)
     found = told(capsys, str(folder))
     assert (found["temperature"], found["temperature_kind"]) == (FITTED, "transferred")
     assert "4-bit" in found["temperature_source"]

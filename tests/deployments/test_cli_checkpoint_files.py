@@ -91,7 +91,10 @@ class TestFuse:
         assert {check["state"] for check in json.loads(out)} == {"same"}
         code, out, _ = run(capsys, "info", "merged", "--json")
         info = json.loads(out)
-        assert (info["adapter_sha256"], info["base_model"]) == (adapter_sha256, "org/base")
+        # The base itself has no name; the adapter's word for it is no more than that.
+        assert (info["adapter_sha256"], info["base_model"]) == (adapter_sha256, None)
+        assert (info["adapter_base_model"], ready["adapter_base_model"]) == ("org/base",) * 2
+        assert "base_model" not in ready
         assert info["adapter"] is None
         # Merged, it is not to be fused again.
         code, _, err = run(capsys, "info", "merged", "--adapter", "peft")
@@ -116,7 +119,11 @@ class TestFuse:
         [
             (("nowhere", "mlx", "out"), "a checkpoint must be an existing folder"),
             (("base", "nowhere", "out"), "an adapter must be an existing folder"),
-            (("base", "base", "out"), "an adapter must hold adapter_config.json"),
+            (("base", "base", "out"), "an adapter must hold adapter_config.json, got a whole"),
+            (("base", "mlx/adapters.safetensors", "out"), "an adapter must be a folder"),
+            (("base", "mlx", "x" * 300), "a merged checkpoint must be written to"),
+            (("base", "mlx", "base/config.json/x"), "a merged checkpoint must be written to"),
+            (("base", "mlx", "a\0b"), "a merged checkpoint must be written to"),
         ],
     )
     def test_what_is_no_checkpoint_or_no_adapter(
@@ -126,6 +133,7 @@ class TestFuse:
         assert (code, out) == (1, "")
         assert err.startswith(f"error: {message}")
         assert "hint: " in err
+        assert "disk with room" not in err
         assert not Path("out").exists()
 
     def test_a_prompt_of_ones_own_is_copied_without_consent(
@@ -270,7 +278,7 @@ class TestVerify:
         assert code == 1
         assert "000000000000" in out
         assert "got none" not in err
-        assert "got hashes of adapter alone" in err
+        assert "got hashes of the adapter alone" in err
         assert "--adapter FOLDER" in err
 
     def test_weights_that_are_gone_are_missing(self, capsys: pytest.CaptureFixture[str]):
@@ -326,7 +334,7 @@ class TestVerify:
     def test_a_missing_folder(self, capsys: pytest.CaptureFixture[str]):
         code, _, err = run(capsys, "verify", "nowhere")
         assert code == 1
-        assert err.startswith("error: a checkpoint must be an existing folder, got 'nowhere'")
+        assert err.startswith('error: a checkpoint must be an existing folder, got "nowhere"')
 
 
 def test_a_left_over_adapter_is_told(capsys: pytest.CaptureFixture[str]):
@@ -341,6 +349,14 @@ def test_a_left_over_adapter_is_told(capsys: pytest.CaptureFixture[str]):
     code, out, err = run(capsys, "info", "base")
     assert code == 0
     assert "adapter         merged into the weights\n" in out
+    # Another one on top of it: what is below is told too.
+    shutil.copytree("base", "once")
+    for name in ("adapters.safetensors", "adapter_config.json"):
+        Path("once", name).unlink()
+    code, both, _ = run(capsys, "info", "once", "--adapter", "peft")
+    assert code == 0
+    assert f"merged before   the adapter {ready['adapter_sha256'][:12]}…\n" in both
+    assert "adapter for     org/base\n" in both
     assert err.startswith("hint: adapters.safetensors is merged into the weights already")
 
 
@@ -350,7 +366,8 @@ def test_info_of_a_base_with_its_adapter(capsys: pytest.CaptureFixture[str], hom
     told = json.loads(out)
     assert code == 0
     assert told["adapter"].startswith("PEFT LoRA, rank 3")
-    assert (told["adapter_folder"], told["base_model"]) == (str(home / "peft"), "org/base")
+    assert (told["adapter_folder"], told["base_model"]) == (str(home / "peft"), None)
+    assert told["adapter_base_model"] == "org/base"
     assert told["adapter_sha256"] == sha(Path("peft/adapter_model.safetensors"))
     # Other weights are another checkpoint: decisions are not shared.
     assert told["fingerprint"] != alone["fingerprint"]

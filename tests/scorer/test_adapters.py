@@ -110,6 +110,8 @@ def test_names_of_adapters_inside_tensor_names(tmp_path):
         ({"lora_alpha": None}, "lora_alpha of an adapter must be a finite number"),
         ({"lora_alpha": math.nan}, "lora_alpha of an adapter must be a finite number"),
         ({"lora_alpha": 0}, "other than 0, got 0"),
+        ({"lora_alpha": 10**400}, "lora_alpha of an adapter must be a finite number"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern of an adapter must be a finite"),
         ({"r": 5}, f'tensors of "{Q}" must have the rank 5 .* got ranks 3 and 3'),
         ({"rank_pattern": {"q_proj": 2}}, "must have the rank 2"),
         ({"alpha_pattern": {"(": 2}}, "must be regular expressions"),
@@ -130,6 +132,7 @@ def test_more_than_peft_lora_is_refused(tmp_path, config, words):
         ({"fine_tune_type": "full"}, 'fine_tune_type "full": whole weights'),
         ({"lora_parameters": {"scale": None}}, "scale of an adapter must be a finite number"),
         ({"lora_parameters": {"rank": 8}}, "must have the rank 8"),
+        ({"lora_parameters": {"scale": 10**400}}, "scale of an adapter must be a finite number"),
     ],
 )
 def test_more_than_mlx_lora_is_refused(tmp_path, config, words):
@@ -207,6 +210,23 @@ def test_a_pickle_is_never_loaded(tmp_path):
     with pytest.raises(CheckpointError, match=r"got adapter_model.bin: loading a pickle") as caught:
         read_adapter(tmp_path)
     assert "safe_serialization" in (caught.value.hint or "")
+
+
+def test_a_file_or_a_whole_model_is_told_as_such(tmp_path):
+    folder = write_peft(tmp_path / "a", ONE)
+    with pytest.raises(CheckpointError, match="is a file") as caught:
+        read_adapter(folder / "adapter_model.safetensors")
+    assert caught.value.hint == f"name its folder: {folder}"
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="got a whole model") as caught:
+        read_adapter(tmp_path)
+    assert "as the checkpoint" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("base", ["\ud800", "x" * 5000, " ", 5])
+def test_a_base_that_can_be_no_name_is_none(tmp_path, base):
+    folder = write_peft(tmp_path, ONE, base_model_name_or_path=base)
+    assert read_adapter(folder).base_model is None
 
 
 def test_a_file_cut_short_is_refused(tmp_path):

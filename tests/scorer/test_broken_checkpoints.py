@@ -40,7 +40,8 @@ def folder(tmp_path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "model.safetensors").write_bytes(safetensors(LANGUAGE))
     return folder
 
@@ -164,19 +165,22 @@ def test_an_adapter_alone_names_the_command_with_its_base(folder):
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("gone", "must be an existing folder, got", "checkpoint demo"),
+        ("gone", "must be an existing folder, got", "check the path; .*checkpoint demo"),
+        ("modle", "must be an existing folder, got", "did you mean .*/model?"),
+        ("loop", "is a link that leads back to itself", "folder itself"),
         ("model/config.json", 'config.json" is a file', "name its folder: .*model"),
         ("model/model.safetensors", "is a file", "name its folder"),
         ("model/x.gguf", "is a file: GGUF", "llama.cpp"),
         ("link", "is a link to .*nowhere, where nothing is", "restore"),
         ("a\0b", "must be an existing folder", "demo"),
         ("n" * 300, "must be an existing folder", "demo"),
-        ("https:/huggingface.co/org/name", "must be an existing folder", "org/name, without"),
+        ("https:/huggingface.co/org/name", "must be an existing folder", "it as org/name$"),
     ],
 )
 def test_a_name_that_is_no_folder(folder, tmp_path, name, message, hint):
     (folder / "x.gguf").write_bytes(b"GGUF")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to("loop")
     error = refused(tmp_path / name)
     assert re.search(message, error.message)
     assert re.search(hint, error.hint or "")

@@ -305,3 +305,6 @@ def test_first_line_of_a_foreign_error():
     # Many libraries write paragraphs; some write nothing.
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(KeyError()) == "KeyError"
+    # The key alone would tell nothing.
+    assert first_line(KeyError("added_tokens")) == 'a file without the key "added_tokens"'
+    assert len(first_line(ValueError("x" * 5000))) == 300

@@ -104,26 +104,6 @@ def test_ready_json_names_what_the_caller_does_not(folder):
     assert (info.model_id, info.revision, info.adapter_sha256) == ("org/ready", "r1", "ab" * 32)
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"quantization": {"bits": 4, "group_size": 64}}, "4-bit affine, groups of 64"),
-        (
-            {"quantization": {"bits": 8, "group_size": 32, "mode": "mxfp8"}},
-            "8-bit mxfp8, groups of 32",
-        ),
-        (
-            {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 8}}},
-            "4-bit affine, groups of 64, some layers 8-bit affine",
-        ),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
-    ],
-)
-def test_quantization_in_words(folder, config, expected):
-    edit_config(**config)(folder)
-    assert inspect_checkpoint(folder).quantization == expected
-
-
 def test_architecture_of_a_nested_configuration(folder):
     # A vision-language folder names its language model beside it; mlx-lm goes by the outer.
     edit_config(model_type="qwen3_5", text_config={"model_type": "inner"})(folder)

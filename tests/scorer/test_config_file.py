@@ -62,3 +62,11 @@ def test_how_weights_are_packed_may_be_told_beside_the_configuration(folder):
     for change in ({"quantization_config": awq}, {"text_config": {"quantization_config": awq}}):
         (folder / "config.json").write_text(json.dumps({**config, **change}))
         assert inspect_checkpoint(folder).quantization == "4-bit awq, groups of 64"
+
+
+def test_a_file_that_git_lfs_stands_for(folder):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (folder / "config.json").write_text(pointer)
+    with pytest.raises(CheckpointError, match="by which Git LFS stands for it") as caught:
+        inspect_checkpoint(folder)
+    assert "lfs pull" in (caught.value.hint or "")

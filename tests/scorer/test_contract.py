@@ -158,10 +158,29 @@ def test_consent_to_the_trained_text_accepts_nothing(tmp_path):
     assert found.accepted_sha256 is None
 
 
-@pytest.mark.parametrize("text", ["", " \n", 5, None])
+@pytest.mark.parametrize("text", ["", " \n", 5, None, "\ud800 short"])
 def test_consent_is_to_a_text_that_says_something(tmp_path, text):
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         read_contract(write(tmp_path, {"task": V2, "wide_system_prompt": text}), accept_prompt=True)
+    # What consent cannot mend does not ask for it.
+    assert "--accept-prompt" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_blank_text_of_the_folder_is_no_text(tmp_path, text):
+    for accept in (True, False):
+        with pytest.raises(CheckpointError, match="must not be blank") as caught:
+            read_contract(write(tmp_path, {"task": V1}, text), accept_prompt=accept)
+        assert "--accept-prompt" not in str(caught.value.hint)
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path):
+    write(tmp_path, {"task": V1, "max_length": 512}, NARROW)
+    path = tmp_path / "schema_config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    found = read_contract(tmp_path)
+    assert found is not None
+    assert found.max_length == 512
 
 
 class TestCodes:
@@ -200,13 +219,16 @@ class TestCodes:
         ({"task": V1}, b"\xff", "must be readable UTF-8"),
         ({"task": V2, "wide_system_prompt": NARROW}, None, "got " + sha(NARROW)),
         ({"task": V2, "wide_system_prompt": 5}, None, "must be a text, got 5"),
-        ({"task": V2, "wide_system_prompt": "\ud800"}, None, "must have sha256"),
+        ({"task": V2, "wide_system_prompt": "\ud800 short"}, None, "must be valid Unicode"),
         ({"task": "other"}, NARROW, 'must name a known task .* got "other"'),
         ({}, NARROW, "must name a known task .* got null"),
         ([], NARROW, "must be a JSON object"),
         ("{", NARROW, "must be readable JSON"),
         ("[" * 100_000, NARROW, "must be readable JSON"),
         ({"task": V1, "max_length": 0}, NARROW, "max_length .* above 0, got 0"),
+        ({"task": V1, "max_length": 10**300}, NARROW, "max_length .* from 1 to 2147483647, got 1"),
+        ('{"task": "other", "task": "other"}', NARROW, "a key that came twice"),
+        ({"task": V1, "model": "\ud800"}, NARROW, "model .* printable"),
         ({"task": V1, "max_length": True}, NARROW, "max_length .* got true"),
         ({"task": V1, "max_length": "512"}, NARROW, 'max_length .* got "512"'),
         *(

@@ -21,7 +21,7 @@ def test_hashes_are_kept_and_a_changed_file_is_noticed(folder, tmp_path):
     cache = tmp_path / "new" / "hashes.json"
     first = inspect_checkpoint(folder, hash_cache=cache).fingerprint
     kept = json.loads(cache.read_text())
-    # One entry a file: path, size, time of change, inode.
+    # One entry a file: path, size, times of change, inode.
     weights = [key for key in kept if key.startswith(str(folder / "model.safetensors"))]
     assert len(weights) == 1
     kept[weights[0]] = "0" * 64
@@ -32,6 +32,25 @@ def test_hashes_are_kept_and_a_changed_file_is_noticed(folder, tmp_path):
     os.utime(folder / "model.safetensors", ns=(1, 1))
     # Another time of change: the file is hashed anew, and it is the old one.
     assert inspect_checkpoint(folder, hash_cache=cache).fingerprint == first
+
+
+def test_a_change_under_the_old_time_is_noticed(folder, tmp_path):
+    cache = tmp_path / "hashes.json"
+    first = inspect_checkpoint(folder, hash_cache=cache).fingerprint
+    path = folder / "model.safetensors"
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    # As copies do that keep times: size, time and inode are those of before.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
+    assert inspect_checkpoint(folder, hash_cache=cache).fingerprint != first
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\ud800"])

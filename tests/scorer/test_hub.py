@@ -10,6 +10,7 @@ import pytest
 from tests.scorer.hub_server import FILES, Hub, Resolve, resolver, running_hub
 
 from weighbridge.scorer.hub import HubId, parse_hub_id
+from weighbridge.scorer.hub_errors import unanswered
 
 NEVER = {
     "modeling_own.py": b"code",
@@ -52,6 +53,12 @@ def resolve(hub, tmp_path) -> Resolve:
 def test_what_a_hub_id_is(text, expected):
     assert parse_hub_id(text) == expected
     assert str(expected) == text
+
+
+def test_a_commit_in_capitals_is_the_same():
+    assert parse_hub_id("org/name@" + "AB" * 20) == HubId("org/name", "ab" * 20)
+    # Names of branches keep their case.
+    assert parse_hub_id("org/name@" + "AB" * 19) == HubId("org/name", "AB" * 19)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +144,13 @@ def test_without_a_connection_the_cache_is_taken_and_told(hub, resolve, cache, e
     assert pinned["said"] == []
     # Never another revision than the one that was named; the one that is there is offered.
     assert "org/name@dev must be a folder here or in the cache" in other["error"]
-    assert other["error"].endswith(f"as {reason}; got neither, the cache is {cache}")
+    told = "got neither: there is no folder of that name here, and the cache is"
+    assert other["error"].endswith(f"as {reason}; {told} {cache}")
     assert f"name a commit that is there: org/name@{commit}" in other["hint"]
     assert "org/gone must be a folder here or in the cache" in unknown["error"]
     assert "weighbridge checkpoint info org/gone" in unknown["hint"]
+    # Named only where it is set.
+    assert ("HF_HUB_OFFLINE" in unknown["hint"]) == ("HF_HUB_OFFLINE" in environment)
     assert "models--org--gone" in unknown["hint"]
     assert hub.asked == []
 
@@ -175,7 +185,7 @@ def test_half_a_snapshot_is_noticed(hub, resolve, cache):
     # With the hub there, only what is missing is fetched; the pinned commit does not hide it.
     (online,) = resolve(f"org/name@{commit}")
     assert hub.fetched() == ["model-2.safetensors"]
-    assert "1 files" in online["said"][0]
+    assert ": 1 file, " in online["said"][0]
     # A file of configuration alone is no model either.
     for name in ("model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"):
         (folder / name).unlink()
@@ -194,7 +204,9 @@ REFUSALS = [
     ((403, ""), "it refused (HTTP 403)", "HF_TOKEN"),
     ((429, ""), "too many requests (HTTP 429)", "some minutes"),
     ((410, ""), "it answered otherwise (HTTP 410)", "HF_ENDPOINT"),
-    ((500, ""), "in the cache, as 127.0.0.1 answers HTTP 500", "with a connection"),
+    ((404, ""), "must be a folder here or a repository on 127.0.0.1", "spelling"),
+    ((500, ""), "in the cache, as 127.0.0.1 answers HTTP 500", "try again later: weighbridge"),
+    ((503, ""), "in the cache, as 127.0.0.1 answers HTTP 503", "try again later: weighbridge"),
 ]
 
 
@@ -284,6 +296,23 @@ def test_a_cache_that_cannot_be_written(hub, resolve, tmp_path):
     (found,) = resolve("org/name", HF_HUB_CACHE=str(tmp_path / "file"))
     assert "the cache of the hub must be a folder that you may write to" in found["error"]
     assert "HF_HUB_CACHE" in found["hint"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="where no disk is, none is full")
+def test_a_cache_where_no_disk_is(hub, resolve):
+    hub.add("org/name", FILES)
+    (found,) = resolve("org/name", HF_HUB_CACHE="/proc/hub")
+    assert "must be a folder that you may write to, got /proc/hub" in found["error"]
+    assert hub.fetched() == []
+
+
+def test_a_hub_that_is_slow_is_no_missing_connection():
+    import httpx
+
+    slow, gone = unanswered(httpx.ReadTimeout("")), unanswered(httpx.ConnectError(""))
+    assert (slow.later, gone.later) == (True, False)
+    assert "did not answer in time" in slow.reason
+    assert "cannot be reached" in gone.reason
 
 
 def test_an_address_with_a_password_is_not_shown(hub, resolve):

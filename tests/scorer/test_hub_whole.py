@@ -68,7 +68,7 @@ def test_online_the_rest_is_fetched_once(hub, resolve, partly, pinned):
     (found,) = resolve(name)
     assert set(found["names"]) == set(TRAINED)
     assert hub.fetched() == ["schema_config.json"]
-    assert "1 files" in found["said"][0]
+    assert ": 1 file, " in found["said"][0]
     hub.asked.clear()
     # From now on it is known to be whole, and nobody has to be asked.
     (again,) = resolve(f"org/name@{partly}")

@@ -13,6 +13,7 @@ import pytest
 
 from weighbridge.scorer.errors import CheckpointError, TemperatureError
 from weighbridge.scorer.ready import ReadyFile, read_ready, record_temperature
+from weighbridge.scorer.ready_notes import ready_notes
 
 SHA = "ab" * 32
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -61,6 +62,7 @@ def test_everything_that_releases_write(tmp_path: Path):
         weight_sha256={"model.safetensors": SHA},
         precision="bfloat16",
         versions={"torch": "2.9", "python": "[3, 11]"},
+        unknown=("something_newer",),
     )
 
 
@@ -76,12 +78,17 @@ def test_no_file_says_nothing(tmp_path: Path):
         ({"weight_sha256": {"a": 5}}, ["weight_sha256", '"a"', "64 hex", "5"]),
         ({"base_model": ""}, ["base_model", "blank"]),
         ({"base_revision": 1}, ["base_revision", "text"]),
+        ({"model": "\ud800"}, ["model", "printable", "\\ud800"]),
+        ({"model": "m" * 5_000_000}, ["model", "at most 300"]),
+        ({"weight_sha256": {"\ud800": SHA}}, ["weight_sha256", "names of files"]),
+        ({"weight_sha256": {"w" * 300: SHA}}, ["weight_sha256", "names of files"]),
     ],
 )
 def test_what_is_damaged_is_named(tmp_path: Path, ready: Any, words: list[str]):
     with pytest.raises(TemperatureError) as caught:
         read_ready(write(tmp_path, ready))
     assert [word for word in ["READY.json", *words] if word not in caught.value.message] == []
+    assert len(caught.value.message) < 500
     assert caught.value.hint
 
 
@@ -94,6 +101,27 @@ def test_a_temperature_is_read_as_it_was_recorded(tmp_path: Path):
         "f" * 64,
     )
     assert (stored.fitted_at, stored.metrics) == (NOON, {"nll": 0.41})
+
+
+def test_a_fingerprint_in_capitals_is_the_same(tmp_path: Path):
+    assert record(tmp_path, fingerprint="F" * 64).fingerprint == "f" * 64
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"model": "org/m", "merged_at": "x", "precision": "bfloat16", "versions": {}}, []),
+        ({"model_id": "org/m"}, ['"model_id" is not a key that is read; did you mean "model"?']),
+        ({"temperature": 2}, ['did you mean "weighbridge.temperature"?']),
+        ({"Weight-SHA256": {}}, ['did you mean "weight_sha256"?']),
+        ({"adapter_sha25": SHA}, ['did you mean "adapter_sha256"?']),
+        ({"colour": 1, "\x1b[2J": 2}, ['"colour", "\\u001b[2J" are not keys that are read']),
+    ],
+)
+def test_keys_that_mean_nothing_are_told(tmp_path: Path, data: Any, words: list[str]):
+    notes = ready_notes(read_ready(write(tmp_path, data)))
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
 
 
 def test_all_other_keys_stay(tmp_path: Path):
@@ -129,7 +157,7 @@ def test_a_temperature_out_of_range_is_neither_written_nor_read(tmp_path: Path, 
     data["weighbridge"]["temperature"]["value"] = plain
     with pytest.raises(TemperatureError, match=r"from 0\.05 to 20") as caught:
         read_ready(write(tmp_path, data))
-    assert "calibrate again" in str(caught.value.hint)
+    assert "record it anew" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("value", [0.05, 1, 20.0, np.float32(2), np.float64(2)])

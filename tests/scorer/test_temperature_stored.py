@@ -65,7 +65,7 @@ def test_one_that_was_fitted_on_other_files_is_not_followed(tmp_path: Path, capl
     assert (found.value, found.kind, found.stored) == (FITTED, "fitted", False)
     assert "1.4" in str(found.warning)
     assert "other files" in str(found.warning)
-    assert "calibrate again" in caplog.text
+    assert "record it anew" in caplog.text
     # Who gives a temperature does not use it anyway.
     given = resolve_temperature(folder, fingerprint=ELSEWHERE, temperature=2)
     assert given.warning is None
