@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import assume, HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weighbridge.tasks import records
@@ -372,6 +372,7 @@ def test_broken_lines_lose_no_jsonl_record(
     lines = [json.dumps({"text": text}).encode() for text in kept]
     for line in broken:
         lines.insert(data.draw(st.integers(0, len(lines))), line)
+    assume(not lines[0].startswith(b"PAR1"))  # which is no broken line, but a Parquet file
     found = read(tmp_path, b"\n".join(lines))
     assert [each.text for each in found if isinstance(each, Document)] == kept
     lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")  # of the file, not of its first record
