@@ -51,6 +51,7 @@ class Contender:
         one_field: Score one field of each document, another one each round, and count it for
             all fields: what fields on their own take is just the sum.
         warm: Score the first document once before the clock runs.
+        prefix_tokens: Tokens that its prompts share, where not those of the contest.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Contender:
     like: str
     one_field: bool = False
     warm: bool = False
+    prefix_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def measure(contest: Contest, *, model: str, repeats: int, limit: float) -> list
             "seconds": statistics.median(own.cpu),
             "wall_seconds": statistics.median(own.wall),
             "runs": repeats,
-            "prefix_tokens": contest.prefix_tokens,
+            "prefix_tokens": each.prefix_tokens or contest.prefix_tokens,
             "peak_bytes": own.peak_bytes,
             "labels_match": not differs,
             "max_probability_difference": apart,

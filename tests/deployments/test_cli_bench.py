@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name, config in random_models.RANDOM_MODELS.items():
         monkeypatch.setitem(random_models.RANDOM_MODELS, name, {**config, **SMALL})
     monkeypatch.setattr(bench_contests, "PUBLISHED", ((1, 40), (3, 50)))
-    monkeypatch.setattr(bench_contests, "DOCUMENTS", ((3, 10, 60),))
+    monkeypatch.setattr(bench_contests, "DOCUMENTS", ((3, 10),))
     monkeypatch.setattr(bench_contests, "SWITCHED", (3, 300))
     monkeypatch.setattr(bench_contests, "BRANCHED", (4, 512))
     monkeypatch.chdir(tmp_path)
@@ -235,11 +235,49 @@ def test_what_passes(labels: bool, apart: float | None, ok: bool):
 
 def test_documents_share_what_is_said_and_no_more():
     source = tuple(range(1000))
-    made = bench_contests._documents(source, 3, 60, 4, resident=50)
-    assert len(made) == 4
+    prompt = bench_contests.Prompt(before=50, behind=7)
+    made = bench_contests._documents(source, 3, prompt, 20, 4)
+    assert [each.resident_tokens for each in made] == [50] * 4
     assert {row.tokens[:50] for each in made for row in each.rows} == {made[0].rows[0].tokens[:50]}
     assert len({each.rows[0].tokens[50] for each in made}) == 4
-    # Within a document all 60 tokens are shared, and then its fields part.
+    assert {row.tokens[70:77] for each in made for row in each.rows} == {tuple(range(70, 77))}
+    # Within a document 77 tokens are shared, and then its fields part.
     for each in made:
-        assert len({row.tokens[:60] for row in each.rows}) == 1
-        assert len({row.tokens[60] for row in each.rows}) == 3
+        assert len({row.tokens[:77] for row in each.rows}) == 1
+        assert len({row.tokens[77] for row in each.rows}) == 3
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize(("fields", "name"), [(3, "triage"), (8, "incident")])
+def test_prompts_are_as_long_as_those_of_the_sample_schemas(embedded: Path, fields: int, name: str):
+    from weighbridge.scorer.chat import ChatTokenizer
+    from weighbridge.scorer.encodings import Encoding
+    from weighbridge.scorer.engine import common_prefix
+    from weighbridge.scorer.plan import SchemaPlan
+    from weighbridge.scorer.prompts import Layout
+    from weighbridge.scorer.schema import Schema
+
+    chat = ChatTokenizer.load(embedded)
+    schema = Schema.load(Path(__file__).parents[2] / "examples" / "schemas" / f"{name}.json")
+    text = "The invoice for March was charged twice, and nobody answers."
+    for layout, prompts in (
+        (Layout.CONTEXT_FIRST, bench_contests.CONTEXT_FIRST),
+        (Layout.SCHEMA_FIRST, bench_contests.SCHEMA_FIRST),
+    ):
+        plan = SchemaPlan(
+            chat,
+            schema,
+            layout=layout,
+            encoding=Encoding.CODES,
+            system=None,
+            max_input_tokens=2048,
+        )
+        rows = plan.rows(text).rows
+        assert len(rows) == fields
+        around = common_prefix([row.tokens for row in rows]) - len(chat.encode(text))
+        told = prompts[fields]
+        # Two tokens may merge where the document ends.
+        assert abs(around - told.before - told.behind) <= 2
+        # What stands behind is about as long as the suffixes of the benchmark.
+        ends = [len(row.tokens) - len(chat.encode(text)) - around for row in rows]
+        assert min(bench_contests.SUFFIXES) <= max(ends) <= max(bench_contests.SUFFIXES)
