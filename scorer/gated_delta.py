@@ -89,11 +89,7 @@ def suits(
     agree to the last digits only while all of them add up in one order. Everything else
     accumulates in float32, as the loop does.
     """
-    if (
-        g.ndim != 3
-        or g.dtype != mx.float32
-        or mx.float64 in {each.dtype for each in (q, k, v, beta)}
-    ):
+    if g.ndim != 3 or mx.float64 in {each.dtype for each in (q, k, v, g, beta)}:
         return False
     if state is not None and state.dtype != mx.float32:
         return False

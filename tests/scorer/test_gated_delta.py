@@ -287,17 +287,17 @@ class TestInstalled:
         gated_delta.uninstall()
         assert stock.gated_delta_ops is LOOP
 
-    @pytest.mark.parametrize("case", ["4-D gate", "float64", "float64 state", "half gate", "short"])
+    @pytest.mark.parametrize("case", ["4-D gate", "float64", "half", "short", *NAMES])
     def test_what_does_not_suit_is_the_loop_to_the_last_bit(self, monkeypatch, case):
         given = arrays(inputs(tokens=3 if case == "short" else 40))
         if case == "4-D gate":
             given[3] = mx.broadcast_to(given[3][..., None], (*given[3].shape, 16))
         elif case == "float64":
             given = [each.astype(mx.float64) for each in given]
-        elif case == "half gate":  # with it the loop accumulates in half precision
+        elif case == "half":  # a half state, with which the loop accumulates in half precision
             given = [each.astype(mx.bfloat16) for each in given]
-        elif case == "float64 state":
-            given[5] = given[5].astype(mx.float64)
+        elif case in NAMES:  # one of them in float64 is enough
+            given[NAMES.index(case)] = given[NAMES.index(case)].astype(mx.float64)
         expected, state = LOOP(*given)
         gated_delta.install()
         plant(monkeypatch)
