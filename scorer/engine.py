@@ -9,12 +9,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from weighbridge.scorer.branching import TOLERANCE, UnmaskedError, pack, packed_dtype, rows_at_once
+from weighbridge.scorer.branching import (
+    FAILURES,
+    UnmaskedError,
+    grow,
+    pack,
+    rows_at_once,
+    run_tree,
+    try_packed,
+)
 from weighbridge.scorer.caches import Prefix, PrefixStore, arrays, empty_prefix, fork
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import CandidateHead, HeadCut, relative_difference
@@ -28,7 +37,6 @@ RESIDENT_LIMIT_BYTES = 256 * 2**20
 """What prefixes kept between documents may hold together."""
 
 _PROBE_CHUNK = 16
-_FAILURES = (ValueError, TypeError, AttributeError, RuntimeError, LookupError)
 
 _SAME = 0.02
 """Most that rounding makes of the same prompt with and without caches, relative to the
@@ -141,7 +149,7 @@ class Engine:
         self._head = CandidateHead(model)
         self._cached = False
         self._packed = packed
-        self.packs = False
+        self.packs = self.trees = False
         self.resident = PrefixStore(RESIDENT_LIMIT_BYTES)
 
     def score(
@@ -186,7 +194,8 @@ class Engine:
             prefilled = time.perf_counter()
             suffixes = [row.tokens[shared:] for row in rows]
             size = 1 if mode is Mode.CACHED_SERIAL else self._size(prefix, suffixes, batch_size)
-            blocks = [
+            whole = mode is Mode.PARALLEL and batch_size is None
+            blocks = (self._tree(prefix, suffixes, union) if whole else []) or [
                 self._branch(prefix, suffixes[first : first + size], union)
                 for first in range(0, len(rows), size)
             ]
@@ -263,6 +272,19 @@ class Engine:
                 self._stop_packing(str(error))
         return self._run(fork(prefix, rows), suffixes, union)
 
+    def _tree(
+        self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
+    ) -> list[np.ndarray]:
+        """Run all rows as a tree; nothing where they are none, or trees are not right."""
+        tree = grow(suffixes, len(prefix.tokens)) if self.trees else None
+        if tree is None:
+            return []
+        try:
+            return [run_tree(partial(self._run, union=union), prefix, suffixes, tree)]
+        except UnmaskedError as error:
+            self._stop_packing(str(error))
+            return []
+
     def _run(
         self, caches: list[Any], suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
     ) -> np.ndarray:
@@ -271,7 +293,7 @@ class Engine:
         return self._head.logits(padded, caches, [len(suffix) - 1 for suffix in suffixes], union)
 
     def _stop_packing(self, reason: str) -> None:
-        self.packs = False
+        self.packs = self.trees = False
         logger.debug("prefixes are copied for every row: %s", reason)
 
     def check_head(self, tolerance: float) -> HeadCut:
@@ -312,7 +334,7 @@ class Engine:
         ]
         try:
             reference = np.array(self.score(rows, mode=Mode.INDEPENDENT)[0])
-        except _FAILURES as error:
+        except FAILURES as error:
             raise CheckpointError(
                 f"a model must compute a plain prompt, got {type(error).__name__}: {error}",
                 hint="this architecture is not supported",
@@ -320,12 +342,12 @@ class Engine:
         self._cached = True
         try:
             filled = np.array(self.score(rows, mode=Mode.INDEPENDENT)[0])
-        except _FAILURES:
+        except FAILURES:
             filled = reference  # caches that a model cannot fill: whole prompts do without
         self._cached = relative_difference(filled, reference) > _SAME
         reference = filled if self._cached else reference
         chunk, self._chunk = self._chunk, _PROBE_CHUNK
-        self.packs = False
+        self.packs = self.trees = False
         try:
             branched = [
                 self.score(rows, mode=Mode.PARALLEL, resident_tokens=20)[0] for _ in range(2)
@@ -333,41 +355,21 @@ class Engine:
             worst = relative_difference(np.array(branched), reference)
             if not np.isfinite(worst):
                 return float("inf")
-            return max(worst, self._probe_packed(rows, worst)) if self._packed else worst
-        except _FAILURES:
+            return max(worst, self._probe_packed(tokens[:32], candidates, worst))
+        except FAILURES:
             return float("inf")
         finally:
             self._chunk = chunk
             self.resident.clear()
 
-    def _probe_packed(self, rows: Sequence[Row], forked: float) -> float:
-        """Compare packed with forked branches; return by how much they differ, if not too much.
-
-        Args:
-            rows: Rows that share 32 tokens.
-            forked: How far forked branches are from whole prompts.
-        """
-        prefix, union = self.prefill(rows[0].tokens[:32]), rows[0].candidates
-        dtype = packed_dtype(prefix)
-        if dtype is None:
-            self._stop_packing("no layer keeps keys and values by token")
+    def _probe_packed(
+        self, tokens: tuple[int, ...], union: tuple[int, ...], forked: float
+    ) -> float:
+        """Decide on packed branches; return by how much those differ that are used."""
+        if not self._packed:
             return 0.0
-        allowed = max(forked, TOLERANCE[dtype])
-        differences = [0.0]
-        # Several tokens, and one, for which models have ways of their own.
-        for suffixes in (
-            [row.tokens[32:] for row in rows],
-            [(row.tokens[-1],) for row in rows],
-        ):
-            found = self._run(fork(prefix, len(rows)), suffixes, union)
-            try:
-                own = self._run(pack(prefix, [len(each) for each in suffixes]), suffixes, union)
-            except _FAILURES as error:
-                self._stop_packing(f"{type(error).__name__}: {error}")
-                return 0.0
-            differences.append(relative_difference(own, found))
-        if not max(differences) <= allowed:  # also for what is not a number
-            self._stop_packing(f"packed branches differ by {max(differences):.2g} (relative)")
-            return 0.0
-        self.packs = True
-        return max(differences)
+        trial = try_packed(partial(self._run, union=union), self.prefill(tokens), forked)
+        if trial.reason:
+            self._stop_packing(trial.reason)
+        self.packs, self.trees = trial.packs, trial.trees
+        return trial.difference
