@@ -351,7 +351,9 @@ def try_packed(run: Run, prefix: Prefix, forked: float) -> Trial:
     dtype = packed_dtype(prefix)
     if dtype is None:
         return Trial(reason="no layer keeps keys and values by token")
-    allowed = max(forked, TOLERANCE[dtype])
+    allowed = TOLERANCE[dtype]
+    if not forked <= allowed:
+        return Trial(reason="forked branches differ from whole prompts")
     one, two, *rest = prefix.tokens[:8]
     # Three rows, of several tokens and of one, for which models have ways of their own;
     # a tree with twigs at unequal positions, in another order than their stems.
