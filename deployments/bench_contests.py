@@ -6,15 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from weighbridge.deployments.bench import Contender, Contest, Document, Score
+from weighbridge.deployments.bench_prompts import (
+    CONTEXT_FIRST,
+    SCHEMA_FIRST,
+    SUFFIXES,
+    branchings,
+    documents_around,
+    prompts,
+)
 
 if TYPE_CHECKING:
     from weighbridge.scorer.backend import Backend
     from weighbridge.scorer.checkpoint import CheckpointInfo
-    from weighbridge.scorer.engine import Engine, Row, Timings
+    from weighbridge.scorer.engine import Engine, Timings
     from weighbridge.scorer.reference import ReferenceScorer
 
 PUBLISHED = ((1, 239), (3, 433), (8, 950), (3, 1436), (8, 1953))
@@ -25,39 +32,13 @@ DOCUMENTS = ((3, 30), (8, 30), (8, 1000))
 
 SWITCHED = (8, 1953)
 BRANCHED = (32, 2048)
-SUFFIXES = (9, 11, 8, 12, 10, 9, 14, 8)
-"""Tokens behind the shared prefix, by field: its name, and the end of a chat prompt."""
-
-
-CHOICES = 5
+LABELLED = (8, 950)
 WHOLE = 2**20
 """A prefill chunk that no prefix is longer than."""
 
 REFERENCE = "reference-parallel"
 INDEPENDENT = "reference-independent"
 EVERYTHING = "everything"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """How long the prompts of a schema are around a document, in tokens.
-
-    Attributes:
-        before: Before the document.
-        behind: Behind it, shared by all fields.
-    """
-
-    before: int
-    behind: int
-
-
-CONTEXT_FIRST = {3: Prompt(before=6, behind=317), 8: Prompt(before=6, behind=792)}
-"""Prompts of the trained contract by number of fields, measured on the sample schemas triage
-and incident, with codes and the tokenizer of the embedded checkpoint. The system text of a
-trained checkpoint is some hundred tokens longer than ours, which these begin with."""
-
-SCHEMA_FIRST = {3: Prompt(before=212, behind=5), 8: Prompt(before=501, behind=5)}
-"""The same schemas in our own layout: the same questions, in fewer words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +75,7 @@ def scenario_names() -> list[str]:
         *(f"{fields}x{shared}" for fields, shared in PUBLISHED),
         *(f"documents-{fields}x{tokens}" for fields, tokens in DOCUMENTS),
         "switches",
+        "labels",
         "memory",
     ]
 
@@ -207,6 +189,8 @@ def contests(bench: Bench, wanted: Sequence[str]) -> Iterator[Contest]:
             yield documents(bench, engine, reference, fields, tokens)
     if fits("switches", SWITCHED[1]):
         yield switched(bench, engine, *SWITCHED)
+    if fits("labels", LABELLED[1]):
+        yield labelled(bench, engine, reference, *LABELLED)
     if fits("memory", BRANCHED[1]):
         yield branched(bench, engine, *BRANCHED)
 
@@ -243,8 +227,8 @@ def documents(
     is that of the next one. Answers are compared with those to the same prompts.
     """
     few = 1 if tokens > 100 else 2
-    theirs = _documents(bench.source, fields, CONTEXT_FIRST[fields], tokens, few)
-    kept = _documents(bench.source, fields, SCHEMA_FIRST[fields], tokens, 4 * few)
+    theirs = documents_around(bench.source, fields, CONTEXT_FIRST[fields], tokens, few)
+    kept = documents_around(bench.source, fields, SCHEMA_FIRST[fields], tokens, 4 * few)
     forgotten = [Document(each.rows) for each in kept]
     by_engine = partial(_resident, engine)
     name, alone = "schema-first, resident", "schema-first, fields on their own"
@@ -279,6 +263,28 @@ def switched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contes
     return Contest("switches", shared, (whole, *without))
 
 
+def labelled(
+    bench: Bench, engine: "Engine", reference: "ReferenceScorer", fields: int, shared: int
+) -> Contest:
+    """Labels of several tokens: what the tree of their rows brings, and the reference."""
+    asked = [Document(branchings(prompts(bench.source, fields, shared)))]
+    flat = bench.engine(bench.twin())
+    flat.trees = False
+    name = "without label trees"
+    by_reference = _each(reference.score, "parallel")
+    return Contest(
+        "labels",
+        shared,
+        (
+            Contender(REFERENCE, by_reference, asked, (EVERYTHING,), EVERYTHING),
+            Contender(
+                EVERYTHING, _resident(engine, "parallel"), asked, (REFERENCE, name), REFERENCE
+            ),
+            Contender(name, _resident(flat, "parallel"), asked, (EVERYTHING,), REFERENCE),
+        ),
+    )
+
+
 def branched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contest:
     """Bytes of branches behind a prefix that is there already, packed and copied."""
     asked = [Document(prompts(bench.source, fields, shared), resident_tokens=shared)]
@@ -292,54 +298,6 @@ def branched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contes
             Contender(copies, _resident(copied, "parallel"), asked, (packed,), packed, warm=True),
         ),
     )
-
-
-def prompts(source: tuple[int, ...], fields: int, shared: int) -> "tuple[Row, ...]":
-    """Cut prompts from a text: a beginning of `shared` tokens, and a suffix for each field."""
-    from weighbridge.scorer.engine import Row
-
-    prefix = tuple(islice(cycle(source), shared))
-    rest = source[shared % len(source) :] + source[: shared % len(source)]
-    starts: dict[int, int] = {}
-    for index, token in enumerate(rest[: -max(SUFFIXES)]):
-        starts.setdefault(token, index)  # suffixes must part at their first token
-    lengths = islice(cycle(SUFFIXES), fields)
-    return tuple(
-        Row((*prefix, *rest[start : start + length]), tuple(starts)[:CHOICES])
-        for start, length in zip(starts.values(), lengths, strict=False)
-    )
-
-
-def _documents(
-    source: tuple[int, ...], fields: int, prompt: Prompt, tokens: int, count: int
-) -> list[Document]:
-    """Make documents of some tokens, whose prompts differ in nothing but the document."""
-    from weighbridge.scorer.engine import Row
-
-    rows = prompts(source, fields, prompt.before + tokens + prompt.behind)
-    made: list[Document] = []
-    for number in range(count):
-        # Each document is another stretch of the text.
-        begin = (number + 1) * 131 % len(source)
-        text = tuple(islice(cycle(source), begin, begin + tokens))
-        made.append(
-            Document(
-                tuple(
-                    Row(
-                        (
-                            *row.tokens[: prompt.before],
-                            *text,
-                            *row.tokens[prompt.before + tokens :],
-                        ),
-                        row.candidates,
-                    )
-                    for row in rows
-                ),
-                # A few tokens are not worth keeping.
-                prompt.before if prompt.before > prompt.behind else 0,
-            )
-        )
-    return made
 
 
 def _each(score: Callable[..., Any], mode: str) -> Score:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weighbridge.deployments import bench_contests
+from weighbridge.deployments import bench_contests, bench_prompts
 from weighbridge.deployments.bench import Contender, Contest, Document, compare, measure, passes
 from weighbridge.deployments.cli import main
 from weighbridge.scorer.engine import Mode, Row, Timings
@@ -45,6 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(bench_contests, "PUBLISHED", ((1, 40), (3, 50)))
     monkeypatch.setattr(bench_contests, "DOCUMENTS", ((3, 10),))
     monkeypatch.setattr(bench_contests, "SWITCHED", (3, 300))
+    monkeypatch.setattr(bench_contests, "LABELLED", (3, 300))
     monkeypatch.setattr(bench_contests, "BRANCHED", (4, 512))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -67,7 +68,7 @@ def test_everything_is_measured_and_the_file_is_what_is_printed(
     assert all(row.keys() >= PROMISED for row in rows)
     assert {row["model"] for row in rows} == {"llama", "qwen3_5"}
     assert {row["scenario"] for row in rows} == {
-        *("1x40", "3x50", "documents-3x10", "switches", "memory")
+        *("1x40", "3x50", "documents-3x10", "switches", "labels", "memory")
     }
     assert {row["contender"] for row in rows if row["scenario"] == "3x50"} == {
         *("reference-parallel", "reference-independent"),
@@ -235,8 +236,8 @@ def test_what_passes(labels: bool, apart: float | None, ok: bool):
 
 def test_documents_share_what_is_said_and_no_more():
     source = tuple(range(1000))
-    prompt = bench_contests.Prompt(before=50, behind=7)
-    made = bench_contests._documents(source, 3, prompt, 20, 4)
+    prompt = bench_prompts.Prompt(before=50, behind=7)
+    made = bench_prompts.documents_around(source, 3, prompt, 20, 4)
     assert [each.resident_tokens for each in made] == [50] * 4
     assert {row.tokens[:50] for each in made for row in each.rows} == {made[0].rows[0].tokens[:50]}
     assert len({each.rows[0].tokens[50] for each in made}) == 4
@@ -261,8 +262,8 @@ def test_prompts_are_as_long_as_those_of_the_sample_schemas(embedded: Path, fiel
     schema = Schema.load(Path(__file__).parents[2] / "examples" / "schemas" / f"{name}.json")
     text = "The invoice for March was charged twice, and nobody answers."
     for layout, prompts in (
-        (Layout.CONTEXT_FIRST, bench_contests.CONTEXT_FIRST),
-        (Layout.SCHEMA_FIRST, bench_contests.SCHEMA_FIRST),
+        (Layout.CONTEXT_FIRST, bench_prompts.CONTEXT_FIRST),
+        (Layout.SCHEMA_FIRST, bench_prompts.SCHEMA_FIRST),
     ):
         plan = SchemaPlan(
             chat,
@@ -280,4 +281,4 @@ def test_prompts_are_as_long_as_those_of_the_sample_schemas(embedded: Path, fiel
         assert abs(around - told.before - told.behind) <= 2
         # What stands behind is about as long as the suffixes of the benchmark.
         ends = [len(row.tokens) - len(chat.encode(text)) - around for row in rows]
-        assert min(bench_contests.SUFFIXES) <= max(ends) <= max(bench_contests.SUFFIXES)
+        assert min(bench_prompts.SUFFIXES) <= max(ends) <= max(bench_prompts.SUFFIXES)
