@@ -268,21 +268,18 @@ def labelled(
 ) -> Contest:
     """Labels of several tokens: what the tree of their rows brings, and the reference."""
     asked = [Document(branchings(prompts(bench.source, fields, shared)))]
-    flat = bench.engine(bench.twin())
-    flat.trees = False
-    name = "without label trees"
-    by_reference = _each(reference.score, "parallel")
-    return Contest(
-        "labels",
-        shared,
-        (
-            Contender(REFERENCE, by_reference, asked, (EVERYTHING,), EVERYTHING),
-            Contender(
-                EVERYTHING, _resident(engine, "parallel"), asked, (REFERENCE, name), REFERENCE
-            ),
-            Contender(name, _resident(flat, "parallel"), asked, (EVERYTHING,), REFERENCE),
-        ),
+    by_reference, name = _each(reference.score, "parallel"), "without label trees"
+    over = (REFERENCE, name) if engine.trees else (REFERENCE,)
+    contenders = (
+        Contender(REFERENCE, by_reference, asked, (EVERYTHING,), EVERYTHING),
+        Contender(EVERYTHING, _resident(engine, "parallel"), asked, over, REFERENCE),
     )
+    if engine.trees:  # not with recurrent layers
+        flat = bench.engine(bench.twin())
+        flat.trees = False
+        score = _resident(flat, "parallel")
+        contenders += (Contender(name, score, asked, (EVERYTHING,), REFERENCE),)
+    return Contest("labels", shared, contenders)
 
 
 def branched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contest:

@@ -244,7 +244,12 @@ def memory(rows: list[dict[str, Any]], models: list[str]) -> list[str]:
             )
     head = ["model", "branches", "prefix copied, MiB", "prefix packed, MiB", "share"]
     made = table("Memory of branches", head, lines)
-    return made and [*made, "What MLX held at most, beyond weights and prefix.", ""]
+    return made and [
+        *made,
+        "What MLX held at most, beyond weights and prefix. Recurrent states of gated delta layers",
+        "have no tokens to share, and are there for each field either way.",
+        "",
+    ]
 
 
 def plot(report: dict[str, Any]) -> None:
