@@ -317,6 +317,7 @@ def scored(
             # A run's seconds go by the flow; Prefect's own, before and after it, come on top.
             "stages_over_run": sum(told.found.values()) / outcome["seconds"],
             "run_seconds": outcome["seconds"],
+            "seconds_hidden_behind_scoring": told.hidden,
         }
     if profiler and profile:
         profiler.dump_stats(profile)
@@ -329,10 +330,12 @@ class StagesTold(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, float] = {}
+        self.hidden = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:  # noqa: D102
         line = record.getMessage()
         if line.startswith(TIME_WENT):
+            self.hidden = sum(map(float, re.findall(r"and ([\d.]+) s while scoring", line)))
             parts = re.findall(
                 r"([a-z ]+) ([\d.,]+) s(?: \([^)]*\))?(?:, |$)", line[len(TIME_WENT) :]
             )
