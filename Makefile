@@ -47,11 +47,12 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/weighbridge checkpoint demo
+	$(BIN)/weighbridge bench --model llama --model qwen3_5 --model embedded --output docs/performance.json
+	$(BIN)/python docs/performance.py
 	$(BIN)/python benchmarks/cli.py
 	$(BIN)/python benchmarks/store.py --documents 12500
 	$(BIN)/python benchmarks/sources.py --megabytes 50
 	$(BIN)/python benchmarks/modes.py
-	$(BIN)/python benchmarks/scenarios.py
 	$(BIN)/python benchmarks/residency.py
 	$(BIN)/python benchmarks/tickets.py
 	$(BIN)/python benchmarks/sentiment.py --set yelp

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from weighbridge.db import tables
+from weighbridge.db.bulk import insert_rows
 
 _ANSWER = tables.table(tables.Answer)
 _CHOICE = tables.table(tables.AnswerChoice)
@@ -77,9 +78,8 @@ class ProbabilityRows:
 
     def write(self, connection: Connection) -> None:
         """Insert what was collected."""
-        if self._answers:
-            connection.execute(insert(_ANSWER_P), self._answers)
-            connection.execute(insert(_CHOICE_P), self._choices)
+        insert_rows(connection, _ANSWER_P, self._answers)
+        insert_rows(connection, _CHOICE_P, self._choices)
 
 
 def materialise(

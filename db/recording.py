@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from weighbridge.db import tables
+from weighbridge.db.bulk import insert_rows
 from weighbridge.db.claims import release
 from weighbridge.db.errors import RecordRefused
 from weighbridge.db.probabilities import CHUNK, ProbabilityRows, materialise
@@ -213,8 +214,8 @@ def _write_decisions(
             probabilities.add(
                 decision_id, position, answer.field, answer.kind, answer.selected, logits
             )
-    connection.execute(insert(_ANSWER), answers)
-    connection.execute(insert(_CHOICE), choices)
+    insert_rows(connection, _ANSWER, answers)
+    insert_rows(connection, _CHOICE, choices)
     probabilities.write(connection)
     return dict(zip(new, ids, strict=True))
 
@@ -285,7 +286,7 @@ def _write_items(
         for standing in standings
         for item in (standing.item,)
     ]
-    connection.execute(insert(_ITEM), rows)
+    insert_rows(connection, _ITEM, rows)
 
 
 def _is_storable(text: str | None) -> bool:

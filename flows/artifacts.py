@@ -6,6 +6,7 @@ found by its flow run. Nothing of a document enters.
 
 import platform
 import re
+import time
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,10 +27,14 @@ from weighbridge.db.queries import (
     run_fields,
 )
 from weighbridge.db.records import RunSummary
+from weighbridge.flows.stages import Stages
 from weighbridge.flows.summary import Facts, documents, summary_markdown
 from weighbridge.tasks.recording import Run
 
 What = Literal["progress", "summary", "rejected", "outcome"]
+
+UPDATE_SECONDS = 1.0
+"""Progress is sent so often at most: each time takes the server longer than a small batch."""
 
 OUTCOME_KEYS = (
     *("run_id", "documents", "scored", "reused", "rejected", "wasted"),
@@ -67,6 +72,7 @@ class ProgressArtifact:
     def __init__(self, schema: str, run_id: int, total: int, done: int = 0) -> None:
         self._run_id = run_id
         self._total = total
+        self._updated = -UPDATE_SECONDS
         artifact = create_progress_artifact(
             progress=self._percent(done),
             key=artifact_key(schema, "progress"),
@@ -76,7 +82,11 @@ class ProgressArtifact:
         self._artifact = cast("UUID", artifact)
 
     def update(self, done: int) -> None:
-        """Show that so many records are recorded."""
+        """Show that so many records are recorded; not more often than anybody looks."""
+        now = time.monotonic()
+        if done < self._total and now - self._updated < UPDATE_SECONDS:
+            return
+        self._updated = now
         update_progress_artifact(
             self._artifact, progress=self._percent(done), description=self._words(done)
         )
@@ -94,8 +104,7 @@ def publish_summary(
     schema: str,
     flip_rate: float | None,
     *,
-    loading: float = 0.0,
-    recording: float = 0.0,
+    stages: Stages,
     store: Path | None = None,
     output: str | None = None,
 ) -> RunSummary:
@@ -105,8 +114,7 @@ def publish_summary(
         run: The run.
         schema: What people call its schema.
         flip_rate: Mean over its answers, None for a single order of the choices.
-        loading: Seconds that this process took to load the model.
-        recording: Seconds that this process took to record batches.
+        stages: Where this process's time went.
         store: The store's file, None for another database.
         output: The file that the answers were written to.
     """
@@ -119,8 +127,8 @@ def publish_summary(
         run_fields(run.engine, run.run_id),
         codes,
         flip_rate,
-        loading=loading,
-        recording=recording,
+        stages=stages.seconds(),
+        hidden=stages.hidden,
         store=None if store is None else str(store),
         output=output,
     )

@@ -1,6 +1,6 @@
 """The flow that scores documents: read, plan, score, record, report."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -11,21 +11,24 @@ from prefect.runtime import flow_run
 
 from weighbridge.db.location import display_url, store_path
 from weighbridge.db.queries import mean_flip_rate
+from weighbridge.flows.ahead import Results, Scored, score_ahead
 from weighbridge.flows.artifacts import ProgressArtifact, publish_outcome, publish_summary
 from weighbridge.flows.delivering import check_output, deliver
 from weighbridge.flows.progress import Progress, report
 from weighbridge.flows.request import ScoreRequest
 from weighbridge.flows.resolving import Resolved, resolve_request
+from weighbridge.flows.stages import READ_TOGETHER, Stages
 from weighbridge.flows.stopping import Stopped, Watch, ended_state, put_back
 from weighbridge.flows.telling import RunTold, emit_rejected, errors_told, run_name, tag_run
+from weighbridge.scorer.schema import Schema
 from weighbridge.tasks.loading import take_accelerator
-from weighbridge.tasks.planning import Batch
+from weighbridge.tasks.planning import Batch, BatchSizer
 from weighbridge.tasks.recording import Run, as_begun, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
-from weighbridge.tasks.scorers import pinned
+from weighbridge.tasks.scorers import ScorerSpec, pinned
 from weighbridge.tasks.scoring import score_batch
 from weighbridge.tasks.settings import load_settings
-from weighbridge.tasks.sources import BadRecord, Document, read_documents
+from weighbridge.tasks.sources import count_records, read_documents
 from weighbridge.tasks.stopping import watched
 from weighbridge.tasks.temperature import resolve_temperature
 
@@ -73,6 +76,7 @@ def score_documents(request: ScoreRequest) -> dict[str, Any]:
 
 def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     started = datetime.now(UTC)
+    stages = Stages()
     request = resolved.request
     settings = load_settings(database_url=request.database)
     check_output(request, settings.database_url)
@@ -83,7 +87,8 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     schema = validate_schema(request.schema_, request.schema_name)
     temperature = resolve_temperature(spec)
     report(Progress("counting documents"))
-    total = sum(1 for _ in _records(resolved))
+    with stages.at("reading"):
+        total = count_records(**_source(resolved), limit=request.limit)
     with recorded_run(
         schema,
         spec,
@@ -94,20 +99,11 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
         rescore=request.rescore,
         store_text=request.store_text,
     ) as run:
-        told = RunTold(run, total, len(run.store.recorded_positions(run.run_id)))
+        told = RunTold(run, total, len(run.store.recorded_positions(run.run_id)), stages)
         told.begin(request.schema_label)
         tag_run(request.schema_label, run.scorer.info.name)
-        progress = ProgressArtifact(request.schema_label, run.run_id, total, told.done)
-        for batch in watch.each(run.batches(_records(resolved), request.batch_size)):
-            report(Progress(_stage(run, batch), told.done, total))
-            if batch.texts and not run.scorer.model_loaded:
-                _wait_for_turn(run, told.done, total)
-            results = score_batch(batch.texts, schema, spec) if batch.texts else []
-            with told.timing_recording():
-                recorded = record_batch(run, batch, results)
-            told.batch(batch, results, recorded)
-            progress.update(told.done)
-            report(Progress("scoring", told.done, total))
+        _score_all(run, resolved, schema, spec, told, watch)
+        stages.enter("finishing")
     # A single order has none to look for, and a large run has many answers to look through.
     flip_rate = mean_flip_rate(run.engine, run.run_id) if request.permutations > 1 else None
     written = None
@@ -120,8 +116,7 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
             run,
             request.schema_label,
             flip_rate,
-            loading=told.loading,
-            recording=told.recording,
+            stages=stages,
             store=store_path(settings.database_url),
             output=written,
         )
@@ -148,6 +143,43 @@ def _score(resolved: Resolved, watch: Watch) -> dict[str, Any]:
     return outcome
 
 
+def _score_all(
+    run: Run, resolved: Resolved, schema: Schema, spec: ScorerSpec, told: RunTold, watch: Watch
+) -> None:
+    """Score and record all documents of a run, and tell how far it is."""
+    request, stages = resolved.request, told.stages
+    progress = ProgressArtifact(request.schema_label, run.run_id, told.total, told.done)
+    sizer = BatchSizer(request.batch_size)
+
+    def planned() -> Iterator[Batch]:
+        records = islice(read_documents(**_source(resolved)), request.limit)
+        read = stages.each("reading", records, READ_TOGETHER)
+        batches = stages.each("planning", run.batches_ahead(read, sizer))
+        for batch in watch.each(batches):
+            if batch.texts and not run.scorer.model_loaded:
+                with stages.at("loading"):
+                    _wait_for_turn(run, told.done, told.total)
+            yield batch
+
+    def score(batch: Batch) -> Results:
+        return score_batch(batch.texts, schema, spec)
+
+    def record(batch: Batch, coming: Callable[[], Scored]) -> None:
+        report(Progress(_stage(run, batch), told.done, told.total))
+        with stages.at("other scoring"):
+            scored = coming()
+        told.scored(scored)
+        sizer.observe(len(batch.to_score), scored.ended - scored.began)
+        with stages.at("recording"):
+            recorded = record_batch(run, batch, scored.results)
+        told.batch(batch, scored.results, recorded)
+        progress.update(told.done)
+        report(Progress("scoring", told.done, told.total))
+
+    with stages.at("telling"):
+        score_ahead(planned(), score, record)
+
+
 def _wait_for_turn(run: Run, done: int, total: int) -> None:
     def say(text: str) -> None:
         get_run_logger().info(text)
@@ -162,14 +194,13 @@ def _stage(run: Run, batch: Batch) -> str:
     return "scoring" if run.scorer.model_loaded else "loading the model"
 
 
-def _records(resolved: Resolved) -> Iterator[Document | BadRecord]:
+def _source(resolved: Resolved) -> dict[str, Any]:
     request = resolved.request
-    records = read_documents(
-        request.documents,
-        text_field=request.text_field,
-        id_field=request.id_field,
-        format=request.format,
-        query=request.query,
-        parameters=resolved.parameters,
-    )
-    return islice(records, request.limit)
+    return {
+        "source": request.documents,
+        "text_field": request.text_field,
+        "id_field": request.id_field,
+        "format": request.format,
+        "query": request.query,
+        "parameters": resolved.parameters,
+    }

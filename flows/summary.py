@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from weighbridge.db.queries import FieldValue, RunDetails, RunField
+from weighbridge.flows.stages import STAGES, Stage
 from weighbridge.scorer.temperature import TemperatureKind
 
 MAX_ROWS = 12
@@ -22,6 +23,7 @@ MAX_FIELDS = 100
 _MAX_NAME = 60
 _MAX_LISTED = 8
 _BAR_WIDTH = 16
+_SHOWN_SECONDS = 0.005
 _PUNCTUATION = re.compile(r"([\\`*_{}\[\]()#+!|~$^=-])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
@@ -49,8 +51,8 @@ class Facts:
         fields: The fields with all their choices, in order.
         codes: How many documents were rejected, by code.
         flip_rate: Mean over the answers, None for a single order of the choices.
-        loading: Seconds that this process took to load the model, 0 if it was resident.
-        recording: Seconds that this process took to record batches.
+        stages: Seconds of each stage in this process; they add up to what it took.
+        hidden: Seconds of stages that went by while something was scored, beside those.
         store: The store's file, None for another database.
         output: The file that the answers were written to, None if none was asked for.
     """
@@ -60,8 +62,8 @@ class Facts:
     fields: Sequence[RunField]
     codes: Mapping[str, int] = field(default_factory=dict[str, int])
     flip_rate: float | None = None
-    loading: float = 0.0
-    recording: float = 0.0
+    stages: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    hidden: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
     store: str | None = None
     output: str | None = None
 
@@ -212,28 +214,22 @@ def inline_sentence(text: str) -> str:
 
 def _time(facts: Facts) -> Iterator[str]:
     details = facts.details
-    prefill, branch = details.prefill_seconds or 0.0, details.branch_seconds or 0.0
-    scoring = details.total_seconds or 0.0
-    known = facts.loading + scoring + facts.recording
-    stages = {
-        "loading the model": facts.loading,
-        "prefill: reading questions and documents": prefill,
-        "branch: weighing the choices": branch,
-        "the rest of scoring: label prior, tokens": max(scoring - prefill - branch, 0.0),
-        "recording": facts.recording,
-        "the rest of the run: reading, planning, Prefect": max(
-            details.summary.seconds - known, 0.0
-        ),
-    }
-    whole = sum(stages.values()) or 1.0
+    whole = sum(facts.stages.values()) or 1.0
     yield "## Time"
     yield ""
     yield "| stage | seconds | share |"
     yield "|---|--:|---|"
-    for stage, seconds in stages.items():
+    for stage, name in STAGES.items():
+        seconds = facts.stages.get(stage, 0.0)
         share = seconds / whole
-        yield f"| {stage} | {seconds:,.2f} | `{_bar(share)}` {share:.0%} |"
+        yield f"| {name} | {seconds:,.2f} | `{_bar(share)}` {share:.0%} |"
     yield ""
+    if (hidden := sum(facts.hidden.values())) >= _SHOWN_SECONDS:
+        yield (
+            f"Another {hidden:,.2f} s of reading, planning, recording and telling went by while "
+            "documents were scored."
+        )
+        yield ""
     tokens = (details.prefix_tokens or 0) + (details.suffix_tokens or 0)
     if tokens:
         kept = details.resident_tokens or 0

@@ -3,7 +3,6 @@
 Ids, names and counts only: no line, tag or event holds anything of a document.
 """
 
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ from prefect.runtime import flow_run
 
 from weighbridge.db.errors import StoreError
 from weighbridge.db.records import BatchOutcome, RunSummary
+from weighbridge.flows.ahead import Scored
 from weighbridge.flows.request import ScoreRequest
+from weighbridge.flows.stages import Stages
 from weighbridge.flows.summary import documents, plain
 from weighbridge.flows.when import DateError, resolve_dates, scheduled_time
 from weighbridge.scorer.errors import ScorerError
@@ -87,21 +88,19 @@ def errors_told() -> Generator[None]:
 
 @dataclass
 class RunTold:
-    """The log of a run, and the seconds its stages took in this process.
+    """The log of a run.
 
     Attributes:
         run: The run.
         total: Its records in all.
         done: Those that are recorded.
-        loading: Seconds that loading the model took, 0 while it has not been loaded.
-        recording: Seconds that recording has taken.
+        stages: Where its time goes.
     """
 
     run: Run
     total: int
     done: int = 0
-    loading: float = 0.0
-    recording: float = 0.0
+    stages: Stages = field(default_factory=Stages)
     _batches: int = 0
     _resident: bool = field(init=False)
 
@@ -123,18 +122,20 @@ class RunTold:
         if self._resident:
             get_run_logger().info("the model is in memory already: %s", self.run.scorer.backend)
 
-    @contextmanager
-    def timing_recording(self) -> Generator[None]:
-        """Time the recording of a batch."""
-        began = time.perf_counter()
-        yield
-        self.recording += time.perf_counter() - began
+    def scored(self, scored: Scored) -> None:
+        """Take note of when a batch was scored, before it is recorded."""
+        if not scored.ended:
+            return
+        loading = 0.0
+        if not self._resident and self.run.scorer.model_loaded:
+            self._resident = True
+            loading = self.run.scorer.load_seconds
+        self.stages.scored(scored.began, scored.ended, scored.results, loading)
 
     def batch(
         self, batch: Batch, results: Sequence[ScoreResult | Rejection], outcome: BatchOutcome
     ) -> None:
         """Tell of a recorded batch, in a line, and warn of what it rejected."""
-        self._count()
         self._batches += 1
         self.done += outcome.documents
         logger = get_run_logger()
@@ -164,11 +165,6 @@ class RunTold:
                 self.run.run_id,
             )
 
-    def _count(self) -> None:
-        if not self._resident and self.run.scorer.model_loaded:
-            self._resident = True
-            self.loading += self.run.scorer.load_seconds
-
     def end(self, summary: RunSummary) -> None:
         """Tell how the run ended."""
         rate = summary.documents / summary.seconds if summary.seconds else 0.0
@@ -181,6 +177,7 @@ class RunTold:
             f"{summary.seconds:,.1f}",
             f"{rate:,.1f}",
         )
+        get_run_logger().info("where the time went: %s", self.stages)
 
 
 def emit_rejected(summary: RunSummary, alert_share: float) -> bool:

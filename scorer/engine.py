@@ -4,18 +4,31 @@ The engine knows tokens only. Documents, fields and temperatures are the
 business of its callers. All of it runs on the thread that owns MLX.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from weighbridge.scorer.branching import (
+    FAILURES,
+    UnmaskedError,
+    grow,
+    pack,
+    rows_at_once,
+    run_tree,
+    try_packed,
+)
 from weighbridge.scorer.caches import Prefix, PrefixStore, arrays, empty_prefix, fork
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import CandidateHead, HeadCut, relative_difference
+
+logger = logging.getLogger(__name__)
 
 ROW_LIMIT = 64
 """Rows of one branch batch when the caller sets no limit."""
@@ -119,6 +132,8 @@ class Engine:
     Args:
         model: A text model of mlx-lm with evaluated weights.
         chunk: Prefill chunk in tokens.
+        packed: Whether rows may branch without copies of their prefix: where that is
+            faster, and not before `probe` has found it right. Else they fork.
 
     Raises:
         CheckpointError: The model does not turn tokens into logits.
@@ -128,11 +143,13 @@ class Engine:
     """What right padding is made of. Any token would do: what stands behind the last
     token of a row is never read, and branch caches are thrown away."""
 
-    def __init__(self, model: Any, *, chunk: int = 256) -> None:
+    def __init__(self, model: Any, *, chunk: int = 256, packed: bool = True) -> None:
         self._model = model
         self._chunk = chunk
         self._head = CandidateHead(model)
         self._cached = False
+        self._packed = packed
+        self.packs = self.trees = False
         self.resident = PrefixStore(RESIDENT_LIMIT_BYTES)
 
     def score(
@@ -175,9 +192,10 @@ class Engine:
             shared = common_prefix([row.tokens for row in rows])
             prefix, resident, prefills = self._prefix(rows[0].tokens[:shared], resident_tokens)
             prefilled = time.perf_counter()
-            size = 1 if mode is Mode.CACHED_SERIAL else min(batch_size or ROW_LIMIT, len(rows))
             suffixes = [row.tokens[shared:] for row in rows]
-            blocks = [
+            size = 1 if mode is Mode.CACHED_SERIAL else self._size(prefix, suffixes, batch_size)
+            whole = mode is Mode.PARALLEL and batch_size is None
+            blocks = (self._tree(prefix, suffixes, union) if whole else []) or [
                 self._branch(prefix, suffixes[first : first + size], union)
                 for first in range(0, len(rows), size)
             ]
@@ -235,21 +253,55 @@ class Engine:
         caches = list(empty_prefix(self._model).caches) if self._cached else None
         return self._head.logits(mx.array([row.tokens]), caches, [len(row.tokens) - 1], union)
 
+    def _size(self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], asked: int | None) -> int:
+        """Return how many rows go into one batch: as many as can be packed, if any can."""
+        limit = min(asked or ROW_LIMIT, len(suffixes))
+        width = max(map(len, suffixes))
+        return (rows_at_once(len(prefix.tokens), width, limit) if self.packs else 0) or limit
+
     def _branch(
         self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
     ) -> np.ndarray:
         """Run suffixes as one right-padded batch and read each at its last token."""
-        width = max(len(suffix) for suffix in suffixes)
+        width, rows = max(map(len, suffixes)), len(suffixes)
+        if self.packs and rows_at_once(len(prefix.tokens), width, rows) == rows:
+            try:
+                return self._run(pack(prefix, [len(each) for each in suffixes]), suffixes, union)
+            except UnmaskedError as error:
+                # Met later than at load, by a mask that only some lengths have.
+                self._stop_packing(str(error))
+        return self._run(fork(prefix, rows), suffixes, union)
+
+    def _tree(
+        self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
+    ) -> list[np.ndarray]:
+        """Run all rows as a tree; nothing where they are none, or trees are not right."""
+        tree = grow(suffixes, len(prefix.tokens)) if self.trees else None
+        if tree is None:
+            return []
+        try:
+            return [run_tree(partial(self._run, union=union), prefix, suffixes, tree)]
+        except UnmaskedError as error:
+            self._stop_packing(str(error))
+            return []
+
+    def _run(
+        self, caches: list[Any], suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
+    ) -> np.ndarray:
+        width = max(map(len, suffixes))
         padded = mx.array([suffix + (self.PAD,) * (width - len(suffix)) for suffix in suffixes])
-        last = [len(suffix) - 1 for suffix in suffixes]
-        return self._head.logits(padded, fork(prefix, len(suffixes)), last, union)
+        return self._head.logits(padded, caches, [len(suffix) - 1 for suffix in suffixes], union)
+
+    def _stop_packing(self, reason: str) -> None:
+        self.packs = self.trees = False
+        logger.debug("prefixes are copied for every row: %s", reason)
 
     def check_head(self, tolerance: float) -> HeadCut:
         """Compare the head cut down to candidates with the whole one: `CandidateHead.check`."""
         return self._head.check(tolerance)
 
     def probe(self) -> float:
-        """Compare fork with recompute on this very model.
+        """Compare fork, and packed branches, with recompute on this very model.
 
         Whole prompts are computed without caches, the plainest way there is. Where a model
         then gives something else than with empty ones, they get empty ones from now on: so
@@ -257,7 +309,8 @@ class Engine:
         and values of their own instead of taking those of earlier layers.
 
         Rows of unequal length, over chunk ends, with a resident prefix that is made
-        and one that is taken.
+        and one that is taken. Where packed branches are not as right as forked ones, all
+        rows fork from now on.
 
         Returns:
             The largest difference between `parallel` and `independent` logits,
@@ -271,11 +324,17 @@ class Engine:
         step = max(vocabulary // 97, 1)
         tokens = tuple((7 + 3 * index * step) % vocabulary for index in range(40))
         candidates = tuple(sorted({(index * step) % vocabulary for index in range(8)}))
-        rows = [Row(tokens[:end], candidates) for end in (33, 35, 40)]
-        failures = (ValueError, TypeError, AttributeError, RuntimeError, LookupError)
+        # Rows that begin alike and then differ: what one sees of another one shows.
+        rows = [
+            Row(
+                (*tokens[:33], *((token + end) % vocabulary for token in tokens[33:end])),
+                candidates,
+            )
+            for end in (33, 35, 40)
+        ]
         try:
             reference = np.array(self.score(rows, mode=Mode.INDEPENDENT)[0])
-        except failures as error:
+        except FAILURES as error:
             raise CheckpointError(
                 f"a model must compute a plain prompt, got {type(error).__name__}: {error}",
                 hint="this architecture is not supported",
@@ -283,19 +342,34 @@ class Engine:
         self._cached = True
         try:
             filled = np.array(self.score(rows, mode=Mode.INDEPENDENT)[0])
-        except failures:
+        except FAILURES:
             filled = reference  # caches that a model cannot fill: whole prompts do without
         self._cached = relative_difference(filled, reference) > _SAME
         reference = filled if self._cached else reference
         chunk, self._chunk = self._chunk, _PROBE_CHUNK
+        self.packs = self.trees = False
         try:
             branched = [
                 self.score(rows, mode=Mode.PARALLEL, resident_tokens=20)[0] for _ in range(2)
             ]
-        except failures:
+            worst = relative_difference(np.array(branched), reference)
+            if not np.isfinite(worst):
+                return float("inf")
+            return max(worst, self._probe_packed(tokens[:32], candidates, worst))
+        except FAILURES:
             return float("inf")
         finally:
             self._chunk = chunk
             self.resident.clear()
-        worst = relative_difference(np.array(branched), reference)
-        return worst if np.isfinite(worst) else float("inf")
+
+    def _probe_packed(
+        self, tokens: tuple[int, ...], union: tuple[int, ...], forked: float
+    ) -> float:
+        """Decide on packed branches; return by how much those differ that are used."""
+        if not self._packed:
+            return 0.0
+        trial = try_packed(partial(self._run, union=union), self.prefill(tokens), forked)
+        if trial.reason:
+            self._stop_packing(trial.reason)
+        self.packs, self.trees = trial.packs, trial.trees
+        return trial.difference

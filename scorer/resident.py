@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from weighbridge.scorer import gated_delta
 from weighbridge.scorer.backend import Backend, describe_backend, on_mlx_thread
 from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint
@@ -210,6 +211,7 @@ class ResidentCheckpoint:
                 "has changed",
                 hint="start again: what is recorded is kept",
             )
+        gated_delta.install()  # where Metal has no kernel for it
         engine = Engine(model, chunk=self.backend.chunk)
         tolerance = PROBE_TOLERANCE[self.backend.dtype]
         cut = engine.check_head(tolerance)

@@ -92,12 +92,18 @@ class BatchSizer:
 
 @dataclass
 class _Pending:
-    """Records that wait for the next batch."""
+    """Records that wait for the next batch.
+
+    `flying` are the texts of a batch that was given and may not be recorded yet; documents
+    with such a text are `awaited` until it is.
+    """
 
     to_score: dict[str, Document] = field(default_factory=dict[str, Document])
     decided: list[Document] = field(default_factory=list[Document])
     twins: list[Document] = field(default_factory=list[Document])
     bad: list[BadRecord] = field(default_factory=list[BadRecord])
+    flying: frozenset[str] = frozenset()
+    awaited: list[Document] = field(default_factory=list[Document])
 
     @property
     def free(self) -> int:
@@ -106,7 +112,9 @@ class _Pending:
 
     def add(self, document: Document, digest: str) -> None:
         """Add a document that needs scoring; a text already waiting is scored once."""
-        if digest in self.to_score:
+        if digest in self.flying:
+            self.awaited.append(document)
+        elif digest in self.to_score:
             self.twins.append(document)
         else:
             self.to_score[digest] = document
@@ -117,19 +125,27 @@ def plan_batches(
     run_id: int,
     records: Iterable[Document | BadRecord],
     sizer: BatchSizer,
+    *,
+    ahead: bool = False,
 ) -> Iterator[Batch]:
     """Cut the records of a run into batches.
+
+    A batch must be recorded before the next one is asked for, or, with `ahead`, before the
+    one after the next: it is scored while the one before it is recorded. An empty batch
+    then asks for nothing but that all before it be recorded, as what comes next hangs on it.
 
     Records that a run recorded before it was interrupted are skipped, if they are
     still the same. Texts that another live run is scoring right now wait until that
     run has decided them or lets go of them; each wait is logged once. How long a
-    batch takes is measured from when it is given to when the next one is asked for.
+    batch takes is measured from when it is given to when the next one is asked for; with
+    `ahead` the caller tells the sizer.
 
     Args:
         store: The store of the run.
         run_id: The run.
         records: Its records, streamed.
         sizer: How large batches are.
+        ahead: Whether a batch may be asked for before the one before it is recorded.
 
     Raises:
         RecordRefused: A recorded position now holds another text: skipping it would
@@ -137,10 +153,11 @@ def plan_batches(
         RunRefused: The run does not exist, is closed, or was taken over.
         Stopped: The run was asked to stop while another one had what is left.
     """
-    for batch in _batches(store, run_id, records, sizer):
+    for batch in _batches(store, run_id, records, sizer, ahead=ahead):
         given = time.perf_counter()
         yield batch
-        sizer.observe(len(batch.to_score), time.perf_counter() - given)
+        if not ahead:
+            sizer.observe(len(batch.to_score), time.perf_counter() - given)
 
 
 def _batches(
@@ -148,20 +165,47 @@ def _batches(
     run_id: int,
     records: Iterable[Document | BadRecord],
     sizer: BatchSizer,
+    *,
+    ahead: bool,
 ) -> Iterator[Batch]:
     pending = _Pending()
     deferred: dict[str, list[Document]] = {}
     waited_for: set[str] = set()
+
+    def following() -> Iterator[Batch]:
+        for batch in _next_batch(store, run_id, pending, sizer.size, deferred):
+            yield batch
+            _landed(store, run_id, pending)
+            if ahead:
+                pending.flying = frozenset(text_sha256(text) for text in batch.texts)
+
+    def all_recorded() -> Iterator[Batch]:
+        if pending.flying:
+            yield Batch(())
+            _landed(store, run_id, pending)
+
     for window in _windows(run_id, records, store.recorded_positions(run_id)):
         _sort_window(store, run_id, window, pending)
         while len(pending.to_score) >= sizer.size or pending.free >= MAX_FREE:
-            yield from _next_batch(store, run_id, pending, sizer.size, deferred)
+            yield from following()
         if sum(map(len, deferred.values())) >= WINDOW:
+            # Two runs that each wait for what the other has in flight would wait for ever.
+            yield from all_recorded()
             _retry_deferred(store, run_id, pending, deferred, waited_for)
-    while pending.to_score or pending.free or deferred:
-        yield from _next_batch(store, run_id, pending, sizer.size, deferred)
+    while pending.to_score or pending.free or deferred or pending.awaited:
+        yield from following()
+        if not pending.to_score and (deferred or pending.awaited):
+            yield from all_recorded()
         if deferred and not pending.to_score:
             _retry_deferred(store, run_id, pending, deferred, waited_for)
+
+
+def _landed(store: Store, run_id: int, pending: _Pending) -> None:
+    """Take note that what was in flight is recorded, and look again at what awaited it."""
+    pending.flying = frozenset()
+    awaited, pending.awaited = pending.awaited, []
+    if awaited:
+        _sort_documents(store, run_id, awaited, pending)
 
 
 def _windows(
@@ -194,14 +238,17 @@ def _require_same(run_id: int, record: Document | BadRecord, recorded: str | Non
 def _sort_window(
     store: Store, run_id: int, window: list[Document | BadRecord], pending: _Pending
 ) -> None:
-    documents: list[tuple[Document, str]] = []
-    for record in window:
-        if isinstance(record, BadRecord):
-            pending.bad.append(record)
-        else:
-            documents.append((record, text_sha256(record.text)))
-    decided = store.decided(run_id, [digest for _, digest in documents])
-    for document, digest in documents:
+    pending.bad += [record for record in window if isinstance(record, BadRecord)]
+    documents = [record for record in window if isinstance(record, Document)]
+    _sort_documents(store, run_id, documents, pending)
+
+
+def _sort_documents(
+    store: Store, run_id: int, documents: list[Document], pending: _Pending
+) -> None:
+    digests = [text_sha256(document.text) for document in documents]
+    decided = store.decided(run_id, digests)
+    for document, digest in zip(documents, digests, strict=True):
         if digest in decided:
             pending.decided.append(document)
         else:

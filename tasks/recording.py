@@ -3,15 +3,14 @@
 import importlib.metadata
 import os
 import platform
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
+from prefect import get_run_logger
 from prefect.exceptions import Pause
-from prefect.runtime import flow_run, task_run
+from prefect.runtime import flow_run
 from sqlalchemy import Engine
 
 from weighbridge.db.engine import open_engine
@@ -31,6 +30,7 @@ from weighbridge.scorer.results import DecisionKey, Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
 from weighbridge.scorer.temperature import Temperature
 from weighbridge.tasks.convert import batch_record
+from weighbridge.tasks.direct import direct_task
 from weighbridge.tasks.errors import ResultRefused
 from weighbridge.tasks.planning import Batch, BatchSizer, plan_batches
 from weighbridge.tasks.scorers import ScorerSpec, open_scorer, pinned
@@ -83,6 +83,17 @@ class Run:
             size: Texts to score per batch; None adapts to about two seconds.
         """
         return plan_batches(self.store, self.run_id, records, BatchSizer(size))
+
+    def batches_ahead(
+        self, records: Iterable[Document | BadRecord], sizer: BatchSizer
+    ) -> Iterator[Batch]:
+        """Cut records into batches of which one is scored while the one before is recorded.
+
+        Args:
+            records: As for `batches`.
+            sizer: Is to be told how long each batch took.
+        """
+        return plan_batches(self.store, self.run_id, records, sizer, ahead=True)
 
 
 def as_begun(scorer: ScorerSpec, database_url: str) -> ScorerSpec:
@@ -244,14 +255,13 @@ def _accepted_prompt(info: CheckpointInfo) -> str | None:
     return info.contract.accepted_sha256 if info.contract else None
 
 
-def _batch_name() -> str:
-    parameters: dict[str, Any] = task_run.parameters or {}
-    batch = parameters.get("batch")
+def _batch_name(arguments: Mapping[str, Any]) -> str:
+    batch = arguments.get("batch")
     count = len(batch) if batch is not None else 0
     return f"record {count} document{'' if count == 1 else 's'}"
 
 
-@task(cache_policy=NO_CACHE, persist_result=False, task_run_name=_batch_name)
+@direct_task(_batch_name)
 def record_batch(
     run: Run,
     batch: Batch | Sequence[Document],

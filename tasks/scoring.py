@@ -1,24 +1,22 @@
 """The task that scores a batch of texts with the resident checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
-from prefect.runtime import task_run
+from prefect import get_run_logger
 
 from weighbridge.scorer.results import Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
+from weighbridge.tasks.direct import direct_task
 from weighbridge.tasks.scorers import ScorerSpec, open_scorer
 
 
-def _batch_name() -> str:
-    parameters: dict[str, Any] = task_run.parameters or {}
-    count = len(parameters.get("texts", ()))
+def _batch_name(arguments: Mapping[str, Any]) -> str:
+    count = len(arguments.get("texts", ()))
     return f"score {count} document{'' if count == 1 else 's'}"
 
 
-@task(cache_policy=NO_CACHE, persist_result=False, task_run_name=_batch_name)
+@direct_task(_batch_name)
 def score_batch(
     texts: Sequence[str], schema: Schema, scorer: ScorerSpec
 ) -> list[ScoreResult | Rejection]:

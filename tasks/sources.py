@@ -37,8 +37,10 @@ Parquet, SQL and text files: see `parquet`, `sql_source` and `text_files`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +131,54 @@ def read_documents(
             query that is refused, or no text column. While records are read: the disk or
             the database fails.
     """
+    text, records = _opened(source, text_field, id_field, format, query, parameters)
+    return _documents(str(source), records, text, id_field)
+
+
+def count_records(
+    source: Path | str,
+    *,
+    text_field: str = "text",
+    id_field: str = "id",
+    format: SourceFormat | str | None = None,
+    query: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+) -> int:
+    """Count what `read_documents` gives, without making documents of it.
+
+    Args:
+        source: As for `read_documents`, and so all others.
+        text_field: The same.
+        id_field: The same.
+        format: The same.
+        query: The same.
+        parameters: The same.
+        limit: Where to stop counting; None goes to the end.
+
+    Raises:
+        SourceError: As `read_documents`.
+    """
+    _, records = _opened(source, text_field, id_field, format, query, parameters)
+    with _readable(str(source)):
+        return sum(1 for _ in islice(records, limit))
+
+
+def _opened(
+    source: Path | str,
+    text_field: str,
+    id_field: str,
+    format: SourceFormat | str | None,
+    query: str | None,
+    parameters: Mapping[str, Any] | None,
+) -> tuple[TextField, Iterator[Record]]:
     text = parse_text_field(text_field)
     if text.columns == (id_field,):
         raise SourceError(f"text and id must be two columns, got {quoted(id_field)} for both")
     kind = _named(format)
     if query is not None or kind is SourceFormat.SQL or is_url(str(source)):
-        records = _from_sql(str(source), query, parameters, kind, text, id_field)
-    else:
-        records = _from_files(str(source), kind, text, id_field)
-    return _documents(str(source), records, text, id_field)
+        return text, _from_sql(str(source), query, parameters, kind, text, id_field)
+    return text, _from_files(str(source), kind, text, id_field)
 
 
 def _named(format: SourceFormat | str | None) -> SourceFormat | None:
@@ -220,9 +261,15 @@ def _from_texts(
 def _documents(
     source: str, records: Iterator[Record], text: TextField, id_field: str
 ) -> Iterator[Document | BadRecord]:
-    try:
+    with _readable(source):
         for position, record in enumerate(records):
             yield _document(position, record, text, id_field)
+
+
+@contextmanager
+def _readable(source: str) -> Generator[None]:
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise SourceError(

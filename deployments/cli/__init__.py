@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from weighbridge.deployments.cli.bench import bench
 from weighbridge.deployments.cli.checkpoint import checkpoint_app
 from weighbridge.deployments.cli.db import db_app
 from weighbridge.deployments.cli.demo import demo
@@ -78,7 +79,8 @@ for command in (results, rejected, runs, show, diff, query):
     app.command(rich_help_panel=READ)(command)
 for command in (deploy, trigger):
     app.command(rich_help_panel=SCHEDULE)(command)
-app.command(rich_help_panel=SET_UP)(doctor)
+for command in (doctor, bench):
+    app.command(rich_help_panel=SET_UP)(command)
 app.add_typer(schema_app, name="schema", rich_help_panel=SET_UP)
 app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=SET_UP)
 app.add_typer(db_app, name="db", rich_help_panel=SET_UP)

@@ -18,7 +18,10 @@ from weighbridge.db import (
 from weighbridge.db.migrate import PACKAGE_VERSIONS, known_versions, upgrade_file
 from weighbridge.db.store import Store
 
-ADDED = {"run": ["permutations"], "answer": ["flip_rate"]}
+ADDED = {
+    "run": ["permutations", "checkpoint_source", "adapter_source", "accepted_prompt_sha256"],
+    "answer": ["flip_rate"],
+}
 ADDED["batch"] = ["resident_tokens", "resident_hits"]
 
 
@@ -109,7 +112,8 @@ def test_a_store_of_the_first_version_keeps_every_row(old, make):
     after = rows(old, tables)
     # What was not measured is unknown; an older run asked in one order, always.
     defaults = {"permutations": 1, "flip_rate": None, "resident_tokens": None}
-    defaults["resident_hits"] = None
+    unknown = ("resident_hits", "checkpoint_source", "adapter_source", "accepted_prompt_sha256")
+    defaults |= dict.fromkeys(unknown)
     for table, values in before.items():
         added = {name: defaults[name] for name in ADDED.get(table, [])}
         assert after[table] == [{**row, **added} for row in values]

@@ -55,6 +55,7 @@ CALLS: dict[str, list[tuple[list[str], int]]] = {
     "show": [([], 0), (["1"], 0), (["T-0", "--text"], 0), (["1:2"], 0)],
     "diff": [(["1", "2"], 0), (["1", "2", "--changed"], 0)],
     "doctor": [([], 0)],
+    "bench": [(["--model", "llama", "--scenario", "1x239", "--repeats", "1"], 0)],
     "schema show": [(["s.json"], 0)],
     "schema convert": [(["s.json"], 0)],
     "checkpoint info": [([], 0)],
@@ -84,6 +85,7 @@ MARKS = {
     "validate": MODEL,
     "score": FLOW,
     "doctor": MODEL,
+    "bench": MODEL,
     "checkpoint info": MODEL,
     "checkpoint verify": MODEL,
 }

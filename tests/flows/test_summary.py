@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from weighbridge.db.queries import FieldValue, RunDetails, RunField
 from weighbridge.db.records import RunSummary
 from weighbridge.flows.artifacts import artifact_key
+from weighbridge.flows.stages import STAGES
 from weighbridge.flows.summary import MAX_FIELDS, MAX_ROWS, Facts, plain, summary_markdown
 from weighbridge.scorer.temperature import TemperatureKind
 
@@ -70,6 +71,9 @@ def summary(**changes: Any) -> RunSummary:
         "backend": "cpu float32",
         "rescore": False,
         "permutations": 1,
+        "checkpoint_source": None,
+        "adapter_source": None,
+        "accepted_prompt_sha256": None,
     }
     return RunSummary(**{**values, **changes})
 
@@ -133,7 +137,7 @@ def test_no_name_leaves_its_place(name: str):
     assert answers[0] == ["answer", "documents", "share", "mean probability"]
     assert [row[0] for row in answers[1:]] == [plain(name)]
     assert answers[1][1] == "3"
-    assert len(times) == 7
+    assert len(times) == 1 + len(STAGES)
     tokens = parsed(markdown)
     inline = [child.type for token in tokens for child in token.children or ()]
     assert not {"html_inline", "link_open", "image", "em_open", "s_open"} & set(inline)
@@ -197,11 +201,16 @@ def test_levels_read_from_low_to_high():
 
 
 def test_stages_add_up_to_the_run():
-    known = replace(facts(), loading=2.0, recording=1.0)
-    _, times = tables(summary_markdown(known))
-    assert [row[1] for row in times[1:]] == ["2.00", "8.00", "4.00", "1.00", "1.00", "4.00"]
-    # 20 s: what nobody measured is the rest.
-    assert sum(float(row[1]) for row in times[1:]) == 20.0
+    stages: dict[Any, float] = {"reading": 1.0, "loading": 2.0, "prefill": 8.0, "recording": 5.0}
+    known = replace(facts(), stages=stages, hidden={"recording": 0.5, "reading": 0.25})
+    markdown = summary_markdown(known)
+    _, times = tables(markdown)
+    assert [row[0].partition(":")[0] for row in times[1:]][-1] == "finishing"
+    seconds = [row[1] for row in times[1:]]
+    assert seconds == [f"{value:.2f}" for value in (0, 1, 0, 2, 8, 0, 0, 5, 0, 0)]
+    assert [row[2][-3:].strip() for row in times[1:]][4] == "50%"
+    assert "Another 0.75 s of reading, planning, recording" in markdown
+    assert "Another" not in summary_markdown(replace(known, hidden={}))
 
 
 @pytest.mark.parametrize("kind", TemperatureKind)

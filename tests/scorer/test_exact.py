@@ -18,6 +18,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import gated_delta, llama, qwen3_next
 
+from weighbridge.scorer import branching
 from weighbridge.scorer.caches import Prefix
 from weighbridge.scorer.engine import Engine, Mode, Row
 
@@ -29,6 +30,22 @@ OTHERS = ("qwen2", "qwen3", "gemma2", "cohere2")
 ALL = (*FAMILIES, *OTHERS)
 WINDOWED = ("gemma3_text", "cohere2")
 WINDOW = 16
+
+
+@pytest.fixture(autouse=True, params=["forked", "packed"])
+def way(request, monkeypatch) -> None:
+    """Branch in both ways, whichever of them is faster for prompts as short as these."""
+    if request.param == "packed":
+        monkeypatch.setattr(branching, "PREFIX_LEAST", 1)
+        monkeypatch.setattr(branching, "PREFIX_SHARE", 1000)
+        make = Engine.__init__
+
+        def probed(self: Engine, *args: Any, **options: Any) -> None:
+            make(self, *args, **options)
+            self.probe()
+            assert self.packs is (args[0].model_type != "gemma2")
+
+        monkeypatch.setattr(Engine, "__init__", probed)
 
 
 def contents(prefix: Prefix) -> list[Any]:
