@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from weighbridge.scorer.results import Rejection, ScoreResult
 from weighbridge.tasks.planning import Batch
+from weighbridge.tasks.stopping import Stopped
 
 OVERLAP = True
 """Whether a batch is scored while another is recorded: for measuring what that brings."""
@@ -37,17 +38,26 @@ def score_ahead(
 ) -> None:
     """Score batches one after the other, and record each while the next one is scored.
 
-    What is in flight when something fails, or the run is stopped, is not recorded; its
-    scoring has ended before this returns.
+    A run that is stopped records what is in flight first: it has been paid for. When
+    something fails it is not recorded, but its scoring has ended before this returns.
 
     Args:
-        batches: As planned with `ahead`.
+        batches: As planned with `ahead`; raises `Stopped` where the run should end.
         score: Scores the texts of a batch; called in a thread of its own, in this context.
         record: Called in this thread, in order, with a batch and what waits for its results.
     """
     held: tuple[Batch, Callable[[], Scored]] | None = None
     with _scoring_thread() as start:
-        for batch in batches:
+        planned = iter(batches)
+        while True:
+            try:
+                batch = next(planned, None)
+            except Stopped:
+                if held is not None:
+                    record(*held)
+                raise
+            if batch is None:
+                break
             coming: Callable[[], Scored] = Scored
             if batch.texts:
                 coming = start(batch, score)

@@ -10,6 +10,7 @@ from weighbridge.flows.ahead import Scored, score_ahead
 from weighbridge.scorer.results import Rejection
 from weighbridge.tasks.planning import Batch
 from weighbridge.tasks.sources import BadRecord, Document
+from weighbridge.tasks.stopping import Stopped
 
 WAIT = 20.0
 
@@ -80,6 +81,23 @@ def test_scoring_that_fails_ends_it_before_anything_later_is_recorded():
     with pytest.raises(ZeroDivisionError):
         score_ahead(iter([batch("a"), batch("b"), batch("c"), batch("d")]), score, record)
     assert recorded == [("a",)]
+
+
+def test_a_run_that_is_stopped_records_what_is_in_flight():
+    recorded: list[tuple[str, ...]] = []
+
+    def batches() -> Iterator[Batch]:
+        yield batch("a")
+        yield batch("b")
+        raise Stopped("enough")
+
+    def record(batch: Batch, coming: Callable[[], Scored]) -> None:
+        assert said(coming()) == list(batch.texts)
+        recorded.append(batch.texts)
+
+    with pytest.raises(Stopped):
+        score_ahead(batches(), answer, record)
+    assert recorded == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
