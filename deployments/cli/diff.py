@@ -144,10 +144,7 @@ def print_comparison(found: Mapping[str, Any]) -> None:
         _print_changed(found["changed"])
     _print_documents(found)
     if any(row["name"] == "temperature" for row in found["differences"]):
-        print_hint(
-            "probabilities differ by their temperatures too: score again with one --temperature "
-            "for both, which needs no model"
-        )
+        print_hint("with one --temperature for both, probabilities compare; it needs no model")
 
 
 def _print_changes(fields: Sequence[Mapping[str, Any]]) -> None:
