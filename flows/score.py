@@ -33,6 +33,9 @@ from weighbridge.tasks.stopping import watched
 from weighbridge.tasks.temperature import resolve_temperature
 
 
+_LOADING = "loading the model"
+
+
 def _run_name() -> str:
     parameters: dict[str, Any] = flow_run.parameters or {}
     request = parameters.get("request")
@@ -165,9 +168,12 @@ def _score_all(
         return score_batch(batch.texts, schema, spec)
 
     def record(batch: Batch, coming: Callable[[], Scored]) -> None:
-        report(Progress(_stage(run, batch), told.done, told.total))
+        stage = _stage(run, batch)
+        report(Progress(stage, told.done, told.total))
         with stages.at("other scoring"):
             scored = coming()
+        if stage == _LOADING:  # there is something to finish now
+            report(Progress("recording", told.done, told.total))
         told.scored(scored)
         sizer.observe(len(batch.to_score), scored.ended - scored.began)
         with stages.at("recording"):
@@ -191,7 +197,7 @@ def _wait_for_turn(run: Run, done: int, total: int) -> None:
 def _stage(run: Run, batch: Batch) -> str:
     if not batch.texts:
         return "recording"
-    return "scoring" if run.scorer.model_loaded else "loading the model"
+    return "scoring" if run.scorer.model_loaded else _LOADING
 
 
 def _source(resolved: Resolved) -> dict[str, Any]:
