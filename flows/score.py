@@ -32,7 +32,6 @@ from weighbridge.tasks.sources import count_records, read_documents
 from weighbridge.tasks.stopping import watched
 from weighbridge.tasks.temperature import resolve_temperature
 
-
 _LOADING = "loading the model"
 
 
