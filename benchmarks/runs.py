@@ -19,9 +19,7 @@ import json
 import logging
 import os
 import platform
-import random
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -33,26 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine_lines
+from made_up import EXAMPLES, next_to_no_weights, tickets
 from residency import prepared_environment, server
 from store import FIELDS, fill
 
 PARTS = ("cost", "rerun", "store")
-EXAMPLES = Path(__file__).parent.parent / "examples"
 BUDGET_PER_DOCUMENT, BUDGET_PER_RUN = 0.0015, 2.0
 RERUN_TARGET, STORE_TARGET = 3_000, 10_000
 TIME_WENT = "where the time went:"
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "intermediate_size": 16,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
 
 
 def main() -> int:
@@ -61,7 +47,6 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=2_000, help="of the part cost")
     parser.add_argument("--decided", type=int, default=10_000, help="documents of the part rerun")
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--baseline", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--json", action="store_true", help="print one JSON value")
     parser.add_argument("--profile", type=Path, help="a folder for profiles of the flow's thread")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
@@ -91,9 +76,6 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             "MKL_NUM_THREADS": os.environ.get("MKL_NUM_THREADS", "1"),
             "PREFECT_LOGGING_LEVEL": "INFO",
         }
-        sides = {"here": Path(__file__).parents[1]}
-        if given.baseline:
-            sides["baseline"] = given.baseline.absolute()
         found: dict[str, Any] = {
             "machine": machine_lines(),
             "prefect": __import__("prefect").__version__,
@@ -101,23 +83,20 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             "times": given.times,
         }
         with server(environment, folder):
-            found |= {side: {} for side in sides}
-            for part in given.parts:
-                runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-                for number in range(given.times):
-                    for side, root in sides.items():
-                        own = folder / f"{part}-{side}-{number}"
-                        own.mkdir()
-                        runs[side].append(apart(part, own, root, environment, given))
-                for side in sides:
-                    found[side][part] = together(runs[side])
+            runs: dict[str, list[dict[str, Any]]] = {part: [] for part in given.parts}
+            for number in range(given.times):
+                for part, measured_runs in runs.items():
+                    own = folder / f"{part}-{number}"
+                    own.mkdir()
+                    measured_runs.append(apart(part, own, environment, given))
+        found["parts"] = {part: together(measured_runs) for part, measured_runs in runs.items()}
     return found
 
 
 def apart(
-    part: str, folder: Path, root: Path, environment: dict[str, str], given: argparse.Namespace
+    part: str, folder: Path, environment: dict[str, str], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure a part with the code of a checkout, in processes of its own."""
+    """Measure a part in processes of its own."""
     told = {
         "folder": str(folder),
         "documents": given.decided if part == "rerun" else given.documents,
@@ -127,7 +106,7 @@ def apart(
     own = {**environment, "WEIGHBRIDGE_DATABASE_URL": str(folder / "store.db")}
     found: dict[str, Any] = {}
     for step in steps:
-        command = [interpreter(root), __file__, "--measure", step, json.dumps(told)]
+        command = [sys.executable, __file__, "--measure", step, json.dumps(told)]
         done = subprocess.run(
             command, env=own, cwd=folder, capture_output=True, text=True, check=False
         )
@@ -142,11 +121,6 @@ def apart(
             found["cpu_seconds"] - found["documents"] * found["cpu_seconds_per_document"]
         )
     return found
-
-
-def interpreter(root: Path) -> str:
-    own = root / ".venv" / "bin" / "python"
-    return str(own) if own.exists() else sys.executable
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -354,63 +328,17 @@ def flow_seconds() -> float:
     return (run.end_time - run.start_time).total_seconds()
 
 
-def tickets(path: Path, count: int) -> Path:
-    """Write distinct tickets, made of the sample ones."""
-    lines = (EXAMPLES / "documents" / "tickets.jsonl").read_text(encoding="utf-8").split("\n")
-    samples = [json.loads(line) for line in lines if line]
-    chance = random.Random(7)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            sample = samples[number % len(samples)]
-            text = f"{sample['text']}\n\nOrder {chance.randrange(10**9)}-{number}"
-            record = {**sample, "id": f"{sample['id']}-{number}", "text": text}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return path
-
-
-def next_to_no_weights(embedded: Path, folder: Path) -> Path:
-    """Make a checkpoint with the embedded one's tokenizer and a model that costs nothing."""
-    from weighbridge.scorer.backend import on_mlx_thread
-
-    made = folder / "next-to-nothing"
-    made.mkdir()
-    for file in embedded.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name != "READY.json":
-            shutil.copy(file, made)
-    own = json.loads((embedded / "config.json").read_text(encoding="utf-8"))
-    config = {**CONFIG, "vocab_size": own["vocab_size"]}
-    (made / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-    def save() -> None:
-        import mlx.core as mx
-        from mlx.utils import tree_flatten
-        from mlx_lm.models.llama import Model, ModelArgs
-
-        mx.random.seed(1)
-        model = Model(ModelArgs.from_dict(config))
-        weights: Any = dict(tree_flatten(model.parameters()))
-        mx.save_safetensors(str(made / "model.safetensors"), weights)
-
-    on_mlx_thread(save)
-    return made
-
-
 def show(result: dict[str, Any]) -> None:
     print("\n".join(result["machine"]))
     print(
         f"Prefect {result['prefect']}, Python {platform.python_version()}, "
         f"MKL_NUM_THREADS={result['mkl_threads']}, medians of {result['times']}"
     )
-    for side in ("here", "baseline"):
-        for part, figures in result.get(side, {}).items():
-            print(f"\n{part} ({side})")
-            for name, value in figures.items():
-                print(
-                    f"  {name:34} {value:,.4f}"
-                    if isinstance(value, float)
-                    else f"  {name:34} {value}"
-                )
-            print(f"  target: {verdict(part, figures)}")
+    for part, figures in result["parts"].items():
+        print(f"\n{part}")
+        for name, value in figures.items():
+            print(f"  {name:34} " + (f"{value:,.4f}" if isinstance(value, float) else str(value)))
+        print(f"  target: {verdict(part, figures)}")
 
 
 def verdict(part: str, figures: dict[str, Any]) -> str:

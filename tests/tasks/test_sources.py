@@ -302,8 +302,7 @@ def test_format_beats_the_suffix_and_content_decides_without_one(tmp_path: Path)
 
 
 def test_text_and_id_must_be_two_columns(tmp_path: Path):
-    # One column for both would put the text where ids are logged.
-    with pytest.raises(SourceError, match="two columns"):
+    with pytest.raises(SourceError, match="two columns"):  # the text would be logged as an id
         read(tmp_path, b'{"text": "a"}\n', id_field="text")
 
 
@@ -372,7 +371,7 @@ def test_broken_lines_lose_no_jsonl_record(
     lines = [json.dumps({"text": text}).encode() for text in kept]
     for line in broken:
         lines.insert(data.draw(st.integers(0, len(lines))), line)
-    assume(not lines[0].startswith(b"PAR1"))  # which is no broken line, but a Parquet file
+    assume(not lines[0].startswith(b"PAR1"))  # a Parquet file, not a broken line
     found = read(tmp_path, b"\n".join(lines))
     assert [each.text for each in found if isinstance(each, Document)] == kept
     lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")  # of the file, not of its first record
