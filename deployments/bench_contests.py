@@ -140,7 +140,7 @@ def open_random(name: str, backend: "Backend", tolerance: float) -> Bench:
 
 
 def open_checkpoint(info: "CheckpointInfo", backend: "Backend", tolerance: float) -> Bench:
-    """Load a checkpoint, whose prompts are cut from the sample documents.
+    """Load a checkpoint, and its adapter, as scoring does; prompts are of the sample documents.
 
     Call on the MLX thread.
     """
@@ -149,7 +149,12 @@ def open_checkpoint(info: "CheckpointInfo", backend: "Backend", tolerance: float
     from weighbridge.scorer.random_models import share_weights
 
     def load() -> Any:
-        return load_model(info.folder, backend.dtype, dequantize=backend.device == "cpu")
+        return load_model(
+            info.folder,
+            backend.dtype,
+            adapter=info.adapter,
+            dequantize=backend.device == "cpu",
+        )
 
     samples = importlib.resources.files("weighbridge.examples") / "documents" / "tickets.jsonl"
     lines = samples.read_text(encoding="utf-8").split("\n")

@@ -54,6 +54,15 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter",
+            metavar="FOLDER",
+            help="A LoRA adapter (mlx or PEFT) that is fused into the checkpoint of --model.",
+            show_default=False,
+        ),
+    ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Rounds in which everyone has a turn.")
     ] = 3,
@@ -85,12 +94,17 @@ def bench(
     from weighbridge.deployments.bench import LIMITS, passes
     from weighbridge.deployments.bench_contests import scenario_names
     from weighbridge.scorer.backend import describe_backend, on_mlx_thread
+    from weighbridge.scorer.random_models import RANDOM_MODELS
 
     names = scenario_names()
     for each in scenario or ():
         if each not in names:
             message = f"scenario must be one of {', '.join(names)}, got {each!r:.80}"
             raise typer.BadParameter(message, param_hint="'--scenario'")
+    models = list(dict.fromkeys(model or RANDOM))
+    if adapter is not None and (len(models) > 1 or models[0] in RANDOM_MODELS):
+        message = f"an adapter needs one --model that is a checkpoint, got {', '.join(models)}"
+        raise typer.BadParameter(message, param_hint="'--adapter'")
     if output is not None and not output.parent.is_dir():
         raise CommandError(
             f"the folder of --output must exist, and {output.parent} does not",
@@ -106,8 +120,10 @@ def bench(
     }
     if not as_json:
         print_pairs((key, str(value)) for key, value in report["machine"].items())
-    for each in dict.fromkeys(model or RANDOM):
-        report["rows"] += on_mlx_thread(_measure, each, scenario or names, repeats, backend)
+    for each in models:
+        report["rows"] += on_mlx_thread(
+            _measure, each, adapter, scenario or names, repeats, backend
+        )
     if output is not None:
         output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if as_json:
@@ -124,14 +140,14 @@ def bench(
 
 
 def _measure(
-    model: str, wanted: list[str], repeats: int, backend: "Backend"
+    model: str, adapter: str | None, wanted: list[str], repeats: int, backend: "Backend"
 ) -> list[dict[str, Any]]:
     from weighbridge.deployments.bench import LIMITS, measure
     from weighbridge.deployments.bench_contests import contests
 
-    opened = _open(model, backend)
+    opened = _open(model, adapter, backend)
     # Where a checkpoint lies says more about a machine than about a measurement.
-    name = Path(model).name
+    name = " + ".join(Path(each).name for each in (model, adapter) if each)
     rows: list[dict[str, Any]] = []
     for contest in contests(opened, wanted):
         print_note(f"{name}: {contest.name}")
@@ -139,14 +155,14 @@ def _measure(
     return rows
 
 
-def _open(model: str, backend: "Backend") -> "Bench":
+def _open(model: str, adapter: str | None, backend: "Backend") -> "Bench":
     from weighbridge.deployments.bench_contests import open_checkpoint, open_random
     from weighbridge.scorer import inspect_checkpoint
     from weighbridge.scorer.embedded import embedded_path
     from weighbridge.scorer.errors import CheckpointError
     from weighbridge.scorer.random_models import RANDOM_MODELS
     from weighbridge.scorer.resident import PROBE_TOLERANCE
-    from weighbridge.tasks.checkpoints import hash_cache, resolve_checkpoint
+    from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
     from weighbridge.tasks.settings import load_settings
 
     tolerance = PROBE_TOLERANCE[backend.dtype]
@@ -161,7 +177,11 @@ def _open(model: str, backend: "Backend") -> "Bench":
             hint="build it once with: weighbridge checkpoint demo",
         )
     found = embedded or resolve_checkpoint(model, settings, say=print_note).folder
-    info = inspect_checkpoint(found, hash_cache=hash_cache(settings))
+    # Nor the setting's adapter, which is one for the setting's checkpoint.
+    fused = resolve_adapter(adapter, model, settings, say=print_note)
+    info = inspect_checkpoint(
+        found, adapter=fused.folder if fused else None, hash_cache=hash_cache(settings)
+    )
     return open_checkpoint(info, backend, tolerance)
 
 

@@ -10,16 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from tests.scorer.adapter_folders import draw, write_mlx
+from tests.scorer.conftest import Tiny
 
 from weighbridge.deployments import bench_contests, bench_prompts
 from weighbridge.deployments.bench import Contender, Contest, Document, compare, measure, passes
 from weighbridge.deployments.cli import main
+from weighbridge.scorer.backend import describe_backend, on_mlx_thread
+from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.engine import Mode, Row, Timings
 
 PROMISED = {
     *("name", "seconds", "wall_seconds", "baseline", "ratio", "runs", "prefix_tokens"),
     *("peak_bytes", "labels_match", "max_probability_difference"),
 }
+ADAPTED = "model.layers.0.self_attn.q_proj"
 SMALL = {
     "num_hidden_layers": 4,
     "hidden_size": 32,
@@ -127,9 +133,55 @@ def test_the_embedded_checkpoint_is_measured_on_its_own_tokens(
     assert {row["model"] for row in rows} == {embedded.name}
 
 
+@pytest.fixture
+def adapted(small: Path) -> tuple[Path, Path]:
+    """Return a tiny checkpoint and an adapter of it."""
+    base = Tiny().checkpoint(small / "base")
+    shape = load_file(base / "model.safetensors")[f"{ADAPTED}.weight"].shape
+    return base, write_mlx(small / "lora", draw({ADAPTED: shape}))
+
+
+@pytest.mark.mlx
+def test_an_adapter_is_fused_as_scoring_does(
+    adapted: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+):
+    base, lora = map(str, adapted)
+    command = ["bench", "--model", base, "--scenario", "1x40", "--repeats", "1", "--json"]
+    assert main([*command, "--adapter", lora]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["model"] for row in rows} == {"base + lora"}
+
+    def weights(adapter: Path | None) -> list[Any]:
+        info = inspect_checkpoint(base, adapter=adapter)
+        opened = bench_contests.open_checkpoint(info, describe_backend(), 1e-4)
+        return [np.array(dict(each.named_modules())[ADAPTED].weight.astype(mx.float32))
+                for each in (opened.model, opened.twin())]  # fmt: skip
+
+    import mlx.core as mx
+
+    (plain, _), (fused, twin) = (on_mlx_thread(weights, each) for each in (None, adapted[1]))
+    assert np.array_equal(fused, twin)
+    assert np.abs(fused - plain).max() > 0.01
+
+
+@pytest.mark.mlx
+def test_a_folder_with_an_adapter_beside_the_weights_is_not_measured_without_it(
+    adapted: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+):
+    base, lora = adapted
+    for file in lora.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    assert main(["bench", "--model", str(base), "--scenario", "1x40", "--repeats", "1"]) == 1
+    assert "must be merged or name its adapter" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
+        (["--adapter", "some"], 2, "an adapter needs one --model that is a checkpoint"),
+        (["--model", "llama", "--adapter", "some"], 2, "got llama"),
+        (["--model", "embedded", "--model", "x", "--adapter", "y"], 2, "got embedded, x"),
+        (["--model", ".", "--adapter", "no-such-folder"], 1, "no-such-folder"),
         (["--scenario", "9x9"], 2, "scenario must be one of 1x239, "),
         (["--repeats", "0"], 2, "--repeats"),
         (["--repeats", "some"], 2, "--repeats"),
