@@ -5,6 +5,7 @@ beside them. In each round every contender has its turn once, and the first one 
 each time, so that a slow minute hits all of them.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -90,15 +91,18 @@ class _Taken:
     answers: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
 
 
-def measure(contest: Contest, *, model: str, repeats: int, limit: float) -> list[dict[str, Any]]:
+def measure(
+    contest: Contest, *, model: str, repeats: int, limit: float, seconds: float = math.inf
+) -> list[dict[str, Any]]:
     """Hold a contest. Call on the MLX thread.
 
     Args:
         contest: Who scores what.
         model: Name of the model, for the rows.
-        repeats: Rounds.
+        repeats: Rounds, at most.
         limit: Most that a probability may differ from the contender's `like`. Two choices
             closer than that may change places.
+        seconds: Once its rounds have taken as long, no further one begins.
 
     Returns:
         A row for each contender and each of those it is compared with in `over`: see
@@ -108,7 +112,9 @@ def measure(contest: Contest, *, model: str, repeats: int, limit: float) -> list
     for each in contest.contenders:
         if each.warm:
             each.score(each.documents[:1])
-    for turn in range(repeats):
+    start, runs = time.perf_counter(), 0
+    while not runs or (runs < repeats and time.perf_counter() - start < seconds):
+        turn, runs = runs, runs + 1
         first = turn % len(contest.contenders)
         for each in (*contest.contenders[first:], *contest.contenders[:first]):
             _take_turn(each, turn, taken[each.name])
@@ -120,7 +126,7 @@ def measure(contest: Contest, *, model: str, repeats: int, limit: float) -> list
             "name": f"{model} {contest.name} {each.name}",
             "seconds": statistics.median(own.cpu),
             "wall_seconds": statistics.median(own.wall),
-            "runs": repeats,
+            "runs": runs,
             "prefix_tokens": each.prefix_tokens or contest.prefix_tokens,
             "peak_bytes": own.peak_bytes,
             "labels_match": not differs,

@@ -39,6 +39,7 @@ WHOLE = 2**20
 REFERENCE = "reference-parallel"
 INDEPENDENT = "reference-independent"
 EVERYTHING = "everything"
+RESIDENT = "schema-first, resident"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ def documents(
     kept = documents_around(bench.source, fields, SCHEMA_FIRST[fields], tokens, 4 * few)
     forgotten = [Document(each.rows) for each in kept]
     by_engine = partial(_resident, engine)
-    name, alone = "schema-first, resident", "schema-first, fields on their own"
+    name, alone = RESIDENT, "schema-first, fields on their own"
     contenders = (
         Contender(REFERENCE, _each(reference.score, "parallel"), theirs, (name,), REFERENCE),
         Contender(name, by_engine("auto"), kept, (REFERENCE, "schema-first"), alone, warm=True),

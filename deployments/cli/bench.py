@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 from pathlib import Path
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from weighbridge.scorer.backend import Backend
 
 RANDOM = ("llama", "qwen3_5")
+ROUNDS = 3
+ENOUGH_SECONDS = 60.0
+"""Of rounds that decide on no target: a checkpoint's may take minutes each."""
+
 PACKAGES = ("weighbridge", "mlx", "mlx-lm", "numpy", "mkl")
 THREADS = ("MKL_NUM_THREADS", "MKL_THREADING_LAYER", "OMP_NUM_THREADS")
 """Variables that change how fast a CPU is; part of what a figure was measured on."""
@@ -64,8 +69,15 @@ def bench(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Rounds in which everyone has a turn.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--repeats",
+            min=1,
+            help=f"Rounds in which everyone has a turn; {ROUNDS} if left out, and fewer where they "
+            "take over a minute and no target is decided.",
+            show_default=False,
+        ),
+    ] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,10 +152,11 @@ def bench(
 
 
 def _measure(
-    model: str, adapter: str | None, wanted: list[str], repeats: int, backend: "Backend"
+    model: str, adapter: str | None, wanted: list[str], repeats: int | None, backend: "Backend"
 ) -> list[dict[str, Any]]:
     from weighbridge.deployments.bench import LIMITS, measure
     from weighbridge.deployments.bench_contests import contests
+    from weighbridge.deployments.bench_targets import has_target
 
     opened = _open(model, adapter, backend)
     # Where a checkpoint lies says more about a machine than about a measurement.
@@ -151,7 +164,14 @@ def _measure(
     rows: list[dict[str, Any]] = []
     for contest in contests(opened, wanted):
         print_note(f"{name}: {contest.name}")
-        rows += measure(contest, model=name, repeats=repeats, limit=LIMITS[backend.dtype])
+        all_of_them = repeats is not None or has_target(name, contest.name)
+        rows += measure(
+            contest,
+            model=name,
+            repeats=repeats or ROUNDS,
+            limit=LIMITS[backend.dtype],
+            seconds=math.inf if all_of_them else ENOUGH_SECONDS,
+        )
     return rows
 
 

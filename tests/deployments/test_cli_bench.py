@@ -3,7 +3,9 @@
 Nothing here says how fast anything is: `make bench` measures that.
 """
 
+import importlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,39 @@ def test_everyone_has_a_turn_each_round_and_begins_once():
     # Over itself, by definition.
     assert measured[0]["ratio"] == 1.0
     assert measured[0]["peak_bytes"] == 7
+
+
+def test_no_round_begins_once_enough_time_was_spent():
+    def runs(repeats: int, seconds: float) -> int:
+        seen: list[str] = []
+        one = Contender("a", answering(seen, "a", lambda _: 1.0), [Document(rows(1))], ("a",), "a")
+        (row,) = measure(
+            Contest("x", 2, (one,)), model="m", repeats=repeats, limit=1e-4, seconds=seconds
+        )
+        assert len(seen) == row["runs"]
+        return row["runs"]
+
+    assert runs(5, 0.0) == 1  # never none
+    assert runs(5, math.inf) == 5
+
+
+@pytest.mark.mlx
+def test_rounds_are_only_cut_where_nothing_is_decided(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    # The package has a function of this name.
+    command = importlib.import_module("weighbridge.deployments.cli.bench")
+    monkeypatch.setattr(command, "ENOUGH_SECONDS", 0.0)
+    base = str(Tiny().checkpoint(small / "base"))
+    monkeypatch.setattr(bench_contests, "PUBLISHED", ((1, 239),))  # a target of llama
+
+    def runs(*options: str) -> set[int]:
+        assert main(["bench", "--scenario", "1x239", "--json", *options]) == 0
+        return {row["runs"] for row in json.loads(capsys.readouterr().out)["rows"]}
+
+    assert runs("--model", "llama") == {3}
+    assert runs("--model", base) == {1}
+    assert runs("--model", base, "--repeats", "2") == {2}
 
 
 def test_one_field_at_a_time_is_another_one_each_round():
