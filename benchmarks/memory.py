@@ -122,17 +122,19 @@ def measure_flow(given: argparse.Namespace) -> dict[str, Any]:
     with path.open("w", encoding="utf-8") as file:
         for text in texts(given.documents, *LENGTHS[given.measure]):
             file.write(json.dumps({"text": text}) + "\n")
-    samples, done = list[Sample](), 0
+    samples, done, peak = list[Sample](), 0, 0
     plain = ResidentCheckpoint.score
 
-    def watched(self: ResidentCheckpoint, *arguments: Any) -> Any:
-        nonlocal done
-        done += 1
+    def counted(self: ResidentCheckpoint, *arguments: Any) -> Any:
+        nonlocal done, peak
+        logits, timings = plain(self, *arguments)
+        done, peak = done + 1, max(peak, timings.peak_bytes)
         if done * SAMPLES >= given.documents * (len(samples) + 1):
-            samples.append(sample(done))
-        return plain(self, *arguments)
+            samples.append(sample(done, peak))
+            peak = 0
+        return logits, timings
 
-    setattr(ResidentCheckpoint, "score", watched)  # noqa: B010 - or its type would not fit
+    setattr(ResidentCheckpoint, "score", counted)  # noqa: B010 - or its type would not fit
     request = {"documents": str(path), "schema": str(SCHEMA), "allow_uncalibrated": True}
     wall, cpu = time.perf_counter(), time.process_time()
     outcome = score_documents(ScoreRequest.model_validate(request))

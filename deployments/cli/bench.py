@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RANDOM = ("llama", "qwen3_5")
 ROUNDS = 3
-ENOUGH_SECONDS = 60.0
+ENOUGH_SECONDS = 30.0
 """Of rounds that decide on no target: a checkpoint's may take minutes each."""
 
 PACKAGES = ("weighbridge", "mlx", "mlx-lm", "numpy", "mkl")
@@ -74,7 +74,7 @@ def bench(
             "--repeats",
             min=1,
             help=f"Rounds in which everyone has a turn; {ROUNDS} if left out, and fewer where they "
-            "take over a minute and no target is decided.",
+            "take over half a minute and no target is decided.",
             show_default=False,
         ),
     ] = None,
