@@ -9,7 +9,8 @@ Three parts, each in a process of its own:
 Lengths are log-uniform, from 1 to 1,500 words (20 to 400 for the embedded checkpoint). The
 first quarter of the documents is for warming up; behind it neither what MLX has in use may
 grow nor the rest of the resident set. Freed buffers that MLX keeps for later arrays are held
-against their own limit: with lengths of every kind they fill slowly.
+against their own limit: with lengths of every kind they fill slowly. A flow warms up over some
+1,000 documents, so it needs 4,000 or more.
 
     python benchmarks/memory.py --json
 """

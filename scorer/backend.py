@@ -27,7 +27,11 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Compute dtypes, by MLX's names."""
 
 CACHE_LIMIT_BYTES = 512 * 2**20
-"""Bound of MLX's buffer cache: buffers of many sizes otherwise pile up for hours."""
+"""Bound of MLX's buffer cache: buffers of many sizes otherwise pile up for hours.
+
+Measured on a CPU, 64 MiB are as fast with short documents, and none at all too; behind 1,953
+tokens they cost 3 % of a prefill in chunks and 9 % of one in a piece.
+"""
 
 
 @dataclass(frozen=True, slots=True)
