@@ -143,9 +143,7 @@ def verdict(samples: Sequence[Sample], figure: str, bound: int) -> Verdict:
     )
 
 
-def judged(
-    samples: Sequence[Sample], bounds: Mapping[str, int] = BOUNDS
-) -> dict[str, dict[str, Any]]:
+def judged(samples: Sequence[Sample], bounds: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """Judge the figures that have a bound; in MiB, for people and JSON."""
     found: dict[str, dict[str, Any]] = {}
     for figure, bound in bounds.items():
