@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from weighbridge.scorer.backend import preload_blas
+from weighbridge.scorer.backend import PROBE_TOLERANCE, preload_blas
 
 preload_blas()  # before MLX is imported: what a scorer computes with
 
@@ -32,7 +32,6 @@ from shapes import COMMON, Config  # noqa: E402
 from weighbridge.scorer.caches import empty_prefix  # noqa: E402
 from weighbridge.scorer.engine import Engine, Mode, Row  # noqa: E402
 from weighbridge.scorer.heads import HeadCut, relative_difference  # noqa: E402
-from weighbridge.scorer.resident import PROBE_TOLERANCE  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "architectures.md"
 TOLERANCE = PROBE_TOLERANCE["float32"]
