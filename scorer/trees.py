@@ -7,7 +7,7 @@ one for their labels, instead of two for each document. Needs caches that rows c
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +18,10 @@ from weighbridge.scorer.caches import Prefix
 
 TREE_GAIN = 1.5
 """How much less attention a tree of rows must compute to be worth its second pass."""
+
+TOGETHER = 320
+"""Most tokens of documents computed together, padding included: rows compute scores of all
+keys of each other, which from here on costs more than fewer passes save."""
 
 Tokens = tuple[int, ...]
 
@@ -100,6 +104,22 @@ def mask_bytes(held: int, levels: Sequence[Level]) -> int:
     return max(level.packed * (held + keys) for level, keys in zip(levels, behind, strict=True))
 
 
+def at_once(documents: Sequence[Sequence[Tokens]], held: int) -> int:
+    """Return how many documents, from the first on, are faster together than one by one.
+
+    Args:
+        documents: As for `plant`, one or more; those of like length stand best side by side.
+        held: Tokens of the prefix of all of them, T.
+    """
+    for count in range(2, len(documents) + 1):
+        levels = plant(documents[:count])
+        if levels is None or sum(level.packed for level in levels) > TOGETHER:
+            return count - 1
+        if mask_bytes(held, levels) > MASK_LIMIT_BYTES:
+            return count - 1
+    return len(documents)
+
+
 def grow(suffixes: Sequence[Tokens], held: int) -> list[Level] | None:
     """Return rows as stems and twigs, None where that computes not much less.
 
@@ -119,7 +139,7 @@ def grow(suffixes: Sequence[Tokens], held: int) -> list[Level] | None:
 
 
 def plant(documents: Sequence[Sequence[Tokens]], *, twigs: bool = False) -> list[Level] | None:
-    """Return the rows of several documents as levels: what a document's share, and the rest.
+    """Return the rows of several documents as levels: what those of one share, and the rest.
 
     Places count all rows, document by document.
 
@@ -130,31 +150,23 @@ def plant(documents: Sequence[Sequence[Tokens]], *, twigs: bool = False) -> list
     Returns:
         Two levels, or three with twigs; None where the rows of a document share nothing.
     """
-    shared: list[Tokens] = []
-    parts: list[list[Level]] = []
+    cuts = [common_prefix(rows) for rows in documents]
+    if 0 in cuts:
+        return None
+    stems = tuple(rows[0][:cut] for rows, cut in zip(documents, cuts, strict=True))
+    # For each level behind the documents its rows, the rows they go on from, their places.
+    behind: list[Level] = [Level((), (), ())]
     first = 0
-    for rows in documents:
-        cut = common_prefix(rows)
-        if cut == 0:
-            return None
-        shared.append(rows[0][:cut])
+    for number, (rows, cut) in enumerate(zip(documents, cuts, strict=True)):
         suffixes = [row[cut:] for row in rows]
-        nested = _nested(suffixes) if twigs else [_apart(suffixes)]
-        parts.append([_moved(level, first) for level in nested])
+        start = len(behind[0].rows)
+        fields, *labels = _nested(suffixes) if twigs else [_apart(suffixes)]
+        behind[0] = _joined(behind[0], fields, (number,) * len(fields.rows), first)
+        for each in labels:
+            behind[1:] = behind[1:] or [Level((), (), ())]
+            behind[1] = _joined(behind[1], each, [start + owner for owner in each.owners], first)
         first += len(rows)
-    stems = Level(tuple(shared), (), (None,) * len(shared))
-    fields = [part[0] for part in parts]
-    owners = [(number,) * len(field.rows) for number, field in enumerate(fields)]
-    levels = [stems, _joined([replace(f, owners=o) for f, o in zip(fields, owners, strict=True)])]
-    if any(len(part) > 1 for part in parts):
-        starts = accumulate((len(field.rows) for field in fields), initial=0)
-        labels = [
-            replace(part[1], owners=tuple(start + owner for owner in part[1].owners))
-            for part, start in zip(parts, starts, strict=False)
-            if len(part) > 1
-        ]
-        levels.append(_joined(labels))
-    return levels
+    return [Level(stems, (), (None,) * len(stems)), *behind]
 
 
 def common_prefix(rows: Sequence[Tokens]) -> int:
@@ -195,14 +207,6 @@ def _nested(suffixes: Sequence[Tokens]) -> list[Level]:
     return levels
 
 
-def _moved(level: Level, first: int) -> Level:
-    places = tuple(None if place is None else place + first for place in level.places)
-    return replace(level, places=places)
-
-
-def _joined(levels: Sequence[Level]) -> Level:
-    return Level(
-        tuple(row for level in levels for row in level.rows),
-        tuple(owner for level in levels for owner in level.owners),
-        tuple(place for level in levels for place in level.places),
-    )
+def _joined(level: Level, more: Level, owners: Sequence[int], first: int) -> Level:
+    places = (None if place is None else first + place for place in more.places)
+    return Level(level.rows + more.rows, (*level.owners, *owners), (*level.places, *places))
