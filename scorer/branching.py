@@ -28,8 +28,9 @@ from weighbridge.scorer.caches import Prefix, fork
 ROW_LIMIT = 32
 """Rows packed at a time: beyond, the keys of other rows cost more than copies do."""
 
-PREFIX_LEAST = 256
-"""Tokens of a prefix from which it is packed; copies of a shorter one cost next to nothing."""
+PREFIX_LEAST = 192
+"""Tokens of a prefix from which it is packed. Copies of a shorter one cost next to nothing; of
+one just below 256 they are made twice, where a suffix makes them grow by mlx-lm's step of 256."""
 
 PREFIX_SHARE = 0.5
 """Most tokens of packed suffixes, padding included, for each token of their prefix: a row
