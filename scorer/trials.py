@@ -1,13 +1,15 @@
 """Whether packed branches, and rows that go on from others, are right on a loaded model."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from mlx_lm.models.cache import ArraysCache
 
 from weighbridge.scorer.backend import PROBE_TOLERANCE
 from weighbridge.scorer.branching import FAILURES, Trial, pack, packed_dtype
 from weighbridge.scorer.caches import Prefix, arrays, fork
-from weighbridge.scorer.heads import relative_difference
+from weighbridge.scorer.heads import at_least_float32, relative_difference
 from weighbridge.scorer.trees import Level, Run, Tokens, run_levels
 
 
@@ -40,7 +42,8 @@ def try_packed(run: Run, prefix: Prefix, forked: float) -> Trial:
     levels, suffixes = _tree(rows)
     reference = run(fork(prefix, len(suffixes)), suffixes)
     apart, _ = _apart(lambda: run_levels(run, prefix, levels), reference)
-    trees = apart <= allowed
+    # Logits may hide a lost state from the tolerance of 16 bits; the state itself does not.
+    trees = apart <= allowed and _states_apart(run, prefix, rows) <= allowed
     return Trial(packs, trees, max(worst, apart) if trees else worst, reason)
 
 
@@ -62,6 +65,26 @@ def _tree(stems: Sequence[Tokens]) -> tuple[list[Level], list[Tokens]]:
     grown = [(*stems[owner], *twig) for owner, twig in zip(owners, twigs, strict=True)]
     whole = [(*grown[owner], *end) for owner, end in zip((2, 0, 2), ends, strict=True)]
     return levels, [*stems, *grown, *whole]
+
+
+def _states_apart(run: Run, prefix: Prefix, rows: Sequence[Tokens]) -> float:
+    """Return how far recurrent states at the end of padded rows are from those of rows alone."""
+    padded = pack(prefix, [len(row) for row in rows], ends=True)
+    run(padded, rows)
+    worst = 0.0
+    for index, row in enumerate(rows):
+        alone = fork(prefix)
+        run(alone, [row])
+        for found, right in zip(_states(padded), _states(alone), strict=True):
+            worst = max(worst, relative_difference(found[index], right[0]))
+    return worst
+
+
+def _states(caches: Sequence[Any]) -> list[np.ndarray]:
+    recurrent = tuple(cache for cache in caches if type(cache) is ArraysCache)
+    # Lengths and left padding, of one axis, are none.
+    states = [array for array in arrays(recurrent) if array.ndim > 1]
+    return [np.array(at_least_float32(array)) for array in states]
 
 
 def _apart(compute: Callable[[], np.ndarray], reference: np.ndarray) -> tuple[float, str]:
