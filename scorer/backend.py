@@ -26,6 +26,9 @@ R = TypeVar("R")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Compute dtypes, by MLX's names."""
 
+PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
+"""Largest difference of logits that must be equal, relative to their spread, by dtype."""
+
 CACHE_LIMIT_BYTES = 512 * 2**20
 """Bound of MLX's buffer cache: buffers of many sizes otherwise pile up for hours.
 

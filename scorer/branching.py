@@ -5,43 +5,40 @@ same sequence, the prefix and behind it the suffixes of all rows, spread over th
 stride 0; a mask shows each row the prefix and its own suffix. That is for caches of keys and
 values, whole or of a window. Recurrent states are small, and caches of other kinds are forked.
 
+Rows can be gone on from (`trees`): packed keys stay where they are, behind them come those of
+the next rows, each at its own position. Of recurrent states each row takes over that of the
+row it goes on from; mlx-lm keeps it at the end of a padded row where it knows the lengths.
+
 The mask must be the one the model attends with. A model that makes its own mask is found
 out here when it does not ask for ours, and by `Engine.probe` when it asks and does otherwise.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from weighbridge.scorer.caches import Prefix, fork
-from weighbridge.scorer.heads import relative_difference
 
 ROW_LIMIT = 32
 """Rows packed at a time: beyond, the keys of other rows cost more than copies do."""
 
-PREFIX_LEAST = 256
-"""Tokens of a prefix from which it is packed; copies of a shorter one cost next to nothing."""
+PREFIX_LEAST = 192
+"""Tokens of a prefix from which it is packed. Copies of a shorter one cost next to nothing; of
+one just below 256 they are made twice, where a suffix makes them grow by mlx-lm's step of 256."""
 
 PREFIX_SHARE = 0.5
 """Most tokens of packed suffixes, padding included, for each token of their prefix: a row
 computes scores of all of them, and copies nothing but its prefix."""
 
-TREE_GAIN = 1.5
-"""How much less attention a tree of rows must compute to be worth its second pass."""
-
 MASK_LIMIT_BYTES = 4 * 2**20
 """Bound of the mask of a batch. Attention scores of it take so much for each head and byte of
 a number: 128 MiB with 8 heads in float32."""
-
-TOLERANCE = {mx.float64: 1e-9, mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 5e-2}
-"""Most that packed and forked branches may differ, relative to the spread, by dtype of keys."""
-
 
 FAILURES = (ValueError, TypeError, AttributeError, RuntimeError, LookupError)
 """What a model may raise over caches that it cannot use."""
@@ -56,9 +53,13 @@ class _Rows:
 
     Args:
         lengths: Tokens of each suffix, B of them; the batch is padded to N, the longest.
+        stems: Rows computed before that these go on from, None for the prefix.
+        owners: For each row the one of `stems` that it goes on from.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, lengths: Sequence[int], stems: "_Rows | None" = None, owners: Sequence[int] = ()
+    ) -> None:
         self.lengths = tuple(lengths)
         self.width = max(lengths)
         inside = np.arange(self.width) < np.array(lengths)[:, None]
@@ -66,6 +67,10 @@ class _Rows:
         # Padding is left out of what is packed: S columns instead of B·N.
         self.packed = None if inside.all() else mx.array(row * self.width + place)
         self.row, self.place = row, place
+        self.stems, self.owners = stems, np.array(owners, dtype=int)
+        self.starts = np.zeros(len(lengths), dtype=int)
+        if stems is not None:
+            self.starts = (stems.starts + stems.lengths)[self.owners]
         self._masks: dict[tuple[int, int], mx.array] = {}
         self._asked: set[tuple[type, int]] = set()
 
@@ -80,6 +85,8 @@ class _Rows:
     def mask(self, kind: tuple[type, int], held: int, window: int) -> mx.array:
         """Return what each token of each row may see, (B, 1, N, held + S), true where it may.
 
+        With stems, their columns are between those of the prefix and those of the rows.
+
         Args:
             kind: What layers the mask is for.
             held: Keys of the prefix, those just before the suffixes.
@@ -93,11 +100,21 @@ class _Rows:
         return self._masks[key]
 
     def _visible(self, held: int, window: int) -> list[np.ndarray]:
-        query = np.arange(self.width)[:, None]
-        before = query - np.arange(-held, 0) < window
-        near = (self.place <= query) & (query - self.place < window)
-        own = (self.row == np.arange(len(self.lengths))[:, None])[:, None] & near
-        return [np.broadcast_to(before, (*own.shape[:2], held)), own]
+        rows = len(self.lengths)
+        within = np.arange(self.width)[:, None]
+        query = self.starts[:, None, None] + within
+        near = (self.place <= within) & (within - self.place < window)
+        shown = [(self.row == np.arange(rows)[:, None])[:, None] & near]
+        stems, owners = self.stems, self.owners
+        while stems is not None:
+            own = (stems.row == owners[:, None])[:, None]
+            if window <= query.max():
+                own = own & (query - (stems.starts[stems.row] + stems.place) < window)
+            shown.append(np.broadcast_to(own, (rows, self.width, stems.row.size)))
+            stems, owners = stems.stems, stems.owners[owners] if stems.stems else owners
+        bounded = window <= query.max() + held
+        before = query + np.arange(held, 0, -1) < window if bounded else np.True_
+        return [np.broadcast_to(before, (rows, self.width, held)), *reversed(shown)]
 
     def check_asked(self, kind: tuple[type, int]) -> None:
         """Refuse layers that attend without a mask of their kind.
@@ -109,32 +126,6 @@ class _Rows:
             raise UnmaskedError("a model must attend to packed keys with their mask")
 
 
-class _Twigs(_Rows):
-    """Suffixes that go on where one of some packed suffixes, their stems, ends.
-
-    Args:
-        lengths: Tokens of each twig, B of them.
-        stems: What they go on from.
-        owners: For each twig the row of its stem.
-    """
-
-    def __init__(self, lengths: Sequence[int], stems: _Rows, owners: Sequence[int]) -> None:
-        super().__init__(lengths)
-        self._stems = stems
-        self._owners = np.array(owners)[:, None, None]
-        self.starts = [stems.lengths[owner] for owner in owners]
-
-    def _visible(self, held: int, window: int) -> list[np.ndarray]:
-        """Behind the prefix, (B, N, held), all stems and then all twigs."""
-        start = np.array(self.starts)[:, None, None]
-        query = start + np.arange(self.width)[:, None]
-        before = query - np.arange(-held, 0) < window
-        stem = (self._stems.row == self._owners) & (query - self._stems.place < window)
-        behind = query - start - self.place
-        own = self.row == np.arange(len(self.lengths))[:, None, None]
-        return [before, stem, own & (behind >= 0) & (behind < window)]
-
-
 class _Packed:
     """What both kinds of packed caches do; `held` keys of the prefix, all rows behind it."""
 
@@ -143,12 +134,20 @@ class _Packed:
     offset: Any
     max_size: int
 
-    def _start(self, parts: tuple[mx.array, mx.array], offset: Any, rows: _Rows) -> None:
+    def _start(self, parts: tuple[mx.array, mx.array], offset: int, rows: _Rows) -> None:
+        self._held, self._base = parts[0].shape[2], offset
+        self._go_on(parts, offset, rows)
+
+    def _go_on(self, parts: tuple[mx.array, mx.array], offset: Any, rows: _Rows) -> None:
         self._prefix: tuple[mx.array, mx.array] | None = parts
-        self._held = parts[0].shape[2]
         self._rows = rows
         self.keys = self.values = None
         self.offset = offset
+
+    @property
+    def rows(self) -> _Rows:
+        """The rows that were appended, or are to be."""
+        return self._rows
 
     @property
     def _kind(self) -> tuple[type, int]:
@@ -168,14 +167,12 @@ class _Packed:
         self.offset = self.offset + keys.shape[2]
         return self.keys, self.values
 
-    def twigs(self, rows: _Twigs) -> "_Packed":
+    def twigs(self, rows: _Rows) -> "_Packed":
         """Return a cache that goes on from the rows of this one, each at its own position."""
         child = type(self).__new__(type(self))
         child.__dict__.update(self.__dict__)
-        base = self.offset - self._rows.width
-        starts = mx.array([base + start for start in rows.starts])
-        child._start((self.keys[:1], self.values[:1]), starts, rows)
-        child._held = self._held
+        starts = mx.array((self._base + rows.starts).tolist())
+        child._go_on((self.keys[:1], self.values[:1]), starts, rows)
         return child
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -223,74 +220,64 @@ class PackedWindowCache(_Packed, RotatingKVCache):
         self._start((ordered(keys), ordered(values)), offset, rows)
 
 
-def pack(prefix: Prefix, lengths: Sequence[int]) -> list[Any]:
+def pack(prefix: Prefix, lengths: Sequence[int], *, ends: bool = False) -> list[Any]:
     """Return caches for one batch of suffixes behind a prefix; to be used once.
 
     Args:
         prefix: Evaluated caches of batch size 1, of at least one token.
         lengths: Tokens of each suffix, B of them.
+        ends: Whether rows are gone on from, so that recurrent states must be those at the
+            end of each and not those behind its padding.
     """
     rows = _Rows(lengths)
     forked = fork(prefix, len(lengths))
+    if ends:
+        _keep_ends(forked, lengths)
     return [
         _packed(parent, rows) or other for parent, other in zip(prefix.caches, forked, strict=True)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Rows of which some go on from others, as the labels of a field do from its question.
-
-    Attributes:
-        stems: Rows that begin with no other one.
-        twigs: The rest.
-        owners: For each twig the place of its stem in `stems`.
-    """
-
-    stems: tuple[int, ...]
-    twigs: tuple[int, ...]
-    owners: tuple[int, ...]
-
-
-def grow(suffixes: Sequence[tuple[int, ...]], held: int) -> Tree | None:
-    """Return rows as a tree, None where that computes not much less.
+def pack_twigs(
+    caches: Sequence[Any], lengths: Sequence[int], owners: Sequence[int], *, ends: bool = False
+) -> list[Any]:
+    """Return caches that go on from branches which have been computed; to be used once.
 
     Args:
-        suffixes: Tokens of each row.
-        held: Tokens of their prefix, T.
-    """
-    order = sorted(range(len(suffixes)), key=lambda each: suffixes[each])
-    stems: list[int] = []
-    owners: dict[int, int] = {}
-    for each in order:
-        # In this order a stem stands just before all that begins with it.
-        stem = suffixes[stems[-1]] if stems else None
-        if stem is not None and suffixes[each][: len(stem)] == stem and suffixes[each] != stem:
-            owners[each] = len(stems) - 1
-        else:
-            stems.append(each)
-    if len(stems) < 2 or not owners:
-        return None
-    long = max(len(suffixes[each]) for each in stems)
-    short = max(len(suffixes[each]) - len(suffixes[stems[owner]]) for each, owner in owners.items())
-    width = max(map(len, suffixes))
-    packed = len(stems) * long + len(owners) * short
-    tree, flat = packed * (held + packed), len(suffixes) * width * (held + width)
-    if tree > MASK_LIMIT_BYTES or tree * TREE_GAIN > flat:
-        return None
-    return Tree(tuple(stems), tuple(owners), tuple(owners.values()))
-
-
-def pack_twigs(caches: Sequence[Any], lengths: Sequence[int], owners: Sequence[int]) -> list[Any]:
-    """Return caches that go on from packed branches which have been computed.
-
-    Args:
-        caches: What `pack` returned, all of it packed.
+        caches: What `pack` or this function returned, made with `ends`.
         lengths: Tokens of each twig, B of them.
         owners: For each twig the row of the branch that it goes on from.
+        ends: As for `pack`.
+
+    Raises:
+        UnmaskedError: A cache is neither packed nor of recurrent states.
     """
-    rows = _Twigs(lengths, caches[0]._rows, owners)
-    return [cache.twigs(rows) for cache in caches]
+    stems = next((each.rows for each in caches if isinstance(each, _Packed)), None)
+    rows = _Rows(lengths, stems, owners)
+    taken = mx.array(list(owners))
+    grown = [
+        each.twigs(rows) if isinstance(each, _Packed) else _taken_over(each, taken)
+        for each in caches
+    ]
+    if ends:
+        _keep_ends(grown, lengths)
+    return grown
+
+
+def _taken_over(cache: Any, owners: mx.array) -> ArraysCache:
+    """Return recurrent states, (B, ...) each, of the rows that others go on from."""
+    if type(cache) is not ArraysCache:
+        raise UnmaskedError(f"rows cannot go on from a {type(cache).__name__}")
+    states = [None if each is None else each[owners] for each in cache.cache]
+    return ArraysCache.from_state((states, None, None))
+
+
+def _keep_ends(caches: Sequence[Any], lengths: Sequence[int]) -> None:
+    if len(set(lengths)) > 1:  # else there is no padding
+        for cache in caches:
+            if type(cache) is ArraysCache:
+                # An array for each: layers count down theirs in place.
+                cache.prepare(lengths=list(lengths))
 
 
 def rows_at_once(held: int, width: int, rows: int) -> int:
@@ -311,25 +298,6 @@ def rows_at_once(held: int, width: int, rows: int) -> int:
     return ceil(rows / ceil(rows / most))
 
 
-Run = Callable[[list[Any], Sequence[tuple[int, ...]]], np.ndarray]
-"""Caches and suffixes in, logits (B, K) at the last token of each out."""
-
-
-def run_tree(
-    run: Run, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], tree: Tree
-) -> np.ndarray:
-    """Run the rows that others begin with, then what these have more, from there."""
-    stems = [suffixes[each] for each in tree.stems]
-    twigs = [
-        suffixes[each][len(stems[owner]) :]
-        for each, owner in zip(tree.twigs, tree.owners, strict=True)
-    ]
-    caches = pack(prefix, [len(each) for each in stems])
-    logits = [run(caches, stems)]
-    logits.append(run(pack_twigs(caches, [len(each) for each in twigs], tree.owners), twigs))
-    return np.concatenate(logits)[np.argsort([*tree.stems, *tree.twigs])]
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What came of packed branches on a model: which are right, how far off, or why not."""
@@ -338,43 +306,6 @@ class Trial:
     trees: bool = False
     difference: float = 0.0
     reason: str = ""
-
-
-def try_packed(run: Run, prefix: Prefix, forked: float) -> Trial:
-    """Compare packed branches, and trees of them, with forked ones on a model.
-
-    Args:
-        run: Runs the model.
-        prefix: Some tokens.
-        forked: How far forked branches are from whole prompts.
-    """
-    dtype = packed_dtype(prefix)
-    if dtype is None:
-        return Trial(reason="no layer keeps keys and values by token")
-    allowed = TOLERANCE[dtype]
-    if not forked <= allowed:
-        return Trial(reason="forked branches differ from whole prompts")
-    one, two, *rest = prefix.tokens[:8]
-    # Three rows, of several tokens and of one, for which models have ways of their own;
-    # a tree with twigs at unequal positions, in another order than their stems.
-    rows = [(one,), (two, *rest[:2]), (one, *rest, two)]
-    worst = 0.0
-    for suffixes in (rows, [(one,), (two,), (rest[0],)]):
-        try:
-            found = run(pack(prefix, [len(each) for each in suffixes]), suffixes)
-        except FAILURES as error:
-            return Trial(reason=f"{type(error).__name__}: {error}")
-        worst = max(worst, relative_difference(found, run(fork(prefix, 3), suffixes)))
-        if not worst <= allowed or not np.isfinite(found).all():
-            return Trial(reason=f"packed branches differ by {worst:.2g} (relative)")
-    suffixes = [*rows, (*rows[2], two, one), (*rows[1], one)]
-    try:
-        found = run_tree(run, prefix, suffixes, Tree((0, 1, 2), (3, 4), (2, 1)))
-    except FAILURES:  # recurrent states, or positions that must be one number
-        return Trial(packs=True, difference=worst)
-    apart = relative_difference(found, run(fork(prefix, 5), suffixes))
-    trees = apart <= allowed
-    return Trial(packs=True, trees=trees, difference=max(worst, apart) if trees else worst)
 
 
 def packed_dtype(prefix: Prefix) -> mx.Dtype | None:

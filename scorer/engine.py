@@ -15,18 +15,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from weighbridge.scorer.branching import (
-    FAILURES,
-    UnmaskedError,
-    grow,
-    pack,
-    rows_at_once,
-    run_tree,
-    try_packed,
-)
+from weighbridge.scorer.branching import FAILURES, UnmaskedError, pack, rows_at_once
 from weighbridge.scorer.caches import Prefix, PrefixStore, arrays, empty_prefix, fork
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import CandidateHead, HeadCut, relative_difference
+from weighbridge.scorer.trees import common_prefix, grow, run_levels
+from weighbridge.scorer.trials import try_packed
 
 logger = logging.getLogger(__name__)
 
@@ -110,20 +104,6 @@ class Timings:
             start_bytes=self.start_bytes or other.start_bytes,
             peak_bytes=max(self.peak_bytes, other.peak_bytes),
         )
-
-
-def common_prefix(rows: Sequence[tuple[int, ...]]) -> int:
-    """Return how many leading tokens all rows share, leaving each row at least one.
-
-    Prefixes are compared as tokens, never cut as strings: a tokenizer may merge
-    across any text boundary.
-    """
-    shortest, longest = min(rows), max(rows)
-    limit = min(len(row) for row in rows) - 1
-    for position in range(limit):
-        if shortest[position] != longest[position]:
-            return position
-    return max(limit, 0)
 
 
 class Engine:
@@ -276,11 +256,11 @@ class Engine:
         self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
     ) -> list[np.ndarray]:
         """Run all rows as a tree; nothing where they are none, or trees are not right."""
-        tree = grow(suffixes, len(prefix.tokens)) if self.trees else None
-        if tree is None:
+        levels = grow(suffixes, len(prefix.tokens)) if self.trees else None
+        if levels is None:
             return []
         try:
-            return [run_tree(partial(self._run, union=union), prefix, suffixes, tree)]
+            return [run_levels(partial(self._run, union=union), prefix, levels)]
         except UnmaskedError as error:
             self._stop_packing(str(error))
             return []

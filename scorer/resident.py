@@ -17,7 +17,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from weighbridge.scorer import gated_delta
-from weighbridge.scorer.backend import Backend, describe_backend, on_mlx_thread
+from weighbridge.scorer.backend import (
+    PROBE_TOLERANCE,
+    Backend,
+    describe_backend,
+    on_mlx_thread,
+)
 from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint
 from weighbridge.scorer.encodings import Encoding
@@ -42,9 +47,6 @@ _WORK = 1.25
 
 LOADED_LIMIT = 4
 """Checkpoints that hold weights at a time, however much memory there is."""
-
-PROBE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
-"""Largest difference of logits that must be equal, relative to their spread, by dtype."""
 
 
 class ResidentCheckpoint:

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from weighbridge.scorer.backend import preload_blas
+from weighbridge.scorer.backend import PROBE_TOLERANCE, preload_blas
 
 preload_blas()  # before MLX is imported: what a scorer computes with
 
@@ -32,7 +32,7 @@ from shapes import COMMON, Config  # noqa: E402
 from weighbridge.scorer.caches import empty_prefix  # noqa: E402
 from weighbridge.scorer.engine import Engine, Mode, Row  # noqa: E402
 from weighbridge.scorer.heads import HeadCut, relative_difference  # noqa: E402
-from weighbridge.scorer.resident import PROBE_TOLERANCE  # noqa: E402
+from weighbridge.scorer.trees import plant, run_levels  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "architectures.md"
 TOLERANCE = PROBE_TOLERANCE["float32"]
@@ -76,6 +76,8 @@ class Outcome:
         caches: The kinds of its caches.
         head: How far its head is cut.
         branches: Whether branches are used, or every prompt is computed whole.
+        packs: Whether rows can attend to one copy of their prefix.
+        trees: Whether rows can go on from others, padded ones too.
         worst: Largest difference of any mode from whole prompts, relative to the spread.
         reason: Why it falls back, or does not run at all.
     """
@@ -83,6 +85,8 @@ class Outcome:
     caches: list[str] = field(default_factory=list)
     head: HeadCut | None = None
     branches: bool = False
+    packs: bool = False
+    trees: bool = False
     worst: float = float("nan")
     reason: str = ""
 
@@ -142,10 +146,31 @@ def run(name: str, config: Config) -> Outcome:
             for _ in range(2):  # with a resident prefix that is made, and one that is taken
                 found, _ = engine.score(asked, mode=mode, batch_size=2, resident_tokens=33)
                 worst = max(worst, relative_difference(np.array(found), np.array(whole)))
+    outcome.packs, outcome.trees = engine.packs, engine.trees
+    if engine.trees:
+        worst = max(worst, _trees_off(engine))
     outcome.worst = worst
     if not worst <= TOLERANCE:
         outcome.branches, outcome.reason = False, "modes differ beyond what the probe sees"
     return outcome
+
+
+def _trees_off(engine: Engine) -> float:
+    """Return how far several documents, their fields and labels are off from whole prompts."""
+    asked = [
+        [
+            Row((*document.tokens, number, *document.tokens[:length], *label), LABELS)
+            for number, length in enumerate((1, 4), start=1)
+            for label in ((), (24,), (40, 23))
+        ]
+        for document in rows(LABELS, [4, 1, 19])
+    ]
+    prefix = engine.prefill(asked[0][0].tokens[:70])
+    levels = plant([[row.tokens[70:] for row in each] for each in asked], twigs=True)
+    assert levels is not None  # noqa: S101  # rows of a document share it
+    found = run_levels(lambda caches, each: engine._run(caches, each, LABELS), prefix, levels)
+    whole, _ = engine.score([row for each in asked for row in each], mode=Mode.INDEPENDENT)
+    return relative_difference(found, np.array(whole))
 
 
 def _why(engine: Engine) -> str:
@@ -180,16 +205,22 @@ def page(outcomes: dict[str, Outcome]) -> str:
         "- **head**: `columns` computes the candidates at one position; `positions` all of the",
         "  vocabulary there; `all positions` the candidates everywhere; `none` everything.",
         "- **branches**: whether caches of a shared prefix are forked, or it falls back.",
+        "- **packs**: whether rows can attend to one copy of a long prefix instead.",
+        "- **trees**: whether rows can go on from others: labels from the question of a field,",
+        "  fields from one of several documents. Recurrent layers must then keep the state at",
+        "  the end of a padded row; some of mlx-lm do not, which the probe finds out.",
         "",
-        "| architecture | caches | head | branches | difference | |",
-        "|---|---|---|---|--:|---|",
+        "| architecture | caches | head | branches | packs | trees | difference | |",
+        "|---|---|---|---|---|---|--:|---|",
     ]
     for name, each in outcomes.items():
         note = KNOWN.get(name) or each.reason
         branches = "yes" if each.branches else "falls back"
+        packs, trees = ("yes" if able else "no" for able in (each.packs, each.trees))
         caches = ", ".join(kind.removesuffix("Cache") for kind in each.caches)
         lines.append(
-            f"| {name} | {caches} | {each.head} | {branches} | {each.worst:.0e} | {note} |"
+            f"| {name} | {caches} | {each.head} | {branches} | {packs} | {trees} "
+            f"| {each.worst:.0e} | {note} |"
         )
     lines += ["", "Not tried:", "", "| architecture | why |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, reason in UNTRIED.items()]

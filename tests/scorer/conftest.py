@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -278,6 +279,17 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny() -> Tiny:
     return Tiny()
+
+
+@pytest.fixture(scope="session")
+def table() -> ModuleType:
+    """Return the script that makes the table of architectures."""
+    folder = str(Path(__file__).parents[2] / "docs" / "architectures")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("run")
+    finally:
+        sys.path.remove(folder)
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""Trees of packed branches: rows that go on from others give what whole prompts give."""
+"""Label trees: rows that go on from others give what whole prompts give."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from weighbridge.scorer import branching
+from weighbridge.scorer import branching, trees
 from weighbridge.scorer import engine as engine_module
 from weighbridge.scorer.caches import arrays
 from weighbridge.scorer.engine import Engine, Mode, Row
@@ -36,17 +36,17 @@ def grown(monkeypatch) -> list[int]:
     """Grow trees wherever possible; the fixture lists how many twigs each of them had."""
     made: list[int] = []
 
-    def counted(run: Any, prefix: Any, suffixes: Any, tree: branching.Tree) -> np.ndarray:
-        made.append(len(tree.twigs))
-        return branching.run_tree(run, prefix, suffixes, tree)
+    def counted(run: Any, prefix: Any, levels: list[trees.Level]) -> np.ndarray:
+        made.append(len(levels[1].rows))
+        return trees.run_levels(run, prefix, levels)
 
-    monkeypatch.setattr(branching, "TREE_GAIN", 0)
-    monkeypatch.setattr(engine_module, "run_tree", counted)
+    monkeypatch.setattr(trees, "TREE_GAIN", 0)
+    monkeypatch.setattr(engine_module, "run_levels", counted)
     return made
 
 
 @pytest.mark.parametrize("prefix", [1, 14, 15, 16, 17, 40])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3_text", "cohere2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3_text", "cohere2", "qwen3_5"])
 def test_trees_equal_whole_prompts(tiny, grown, architecture, prefix):
     engine = probed(tiny.model(architecture=architecture), chunk=8)
     rows = labelled(tiny, prefix)
@@ -61,8 +61,9 @@ def test_trees_equal_whole_prompts(tiny, grown, architecture, prefix):
     assert grown == [15, 15]
 
 
-def test_trees_leave_the_prefix_bit_identical(tiny, grown):
-    engine = probed(tiny.model(architecture="gemma3_text"), chunk=8)
+@pytest.mark.parametrize("architecture", ["gemma3_text", "qwen3_5"])
+def test_trees_leave_the_prefix_bit_identical(tiny, grown, architecture):
+    engine = probed(tiny.model(architecture=architecture), chunk=8)
     rows = labelled(tiny, 40)
     engine.score(rows, resident_tokens=40)
     resident = engine.resident.get(rows[0].tokens[:40])
@@ -73,9 +74,8 @@ def test_trees_leave_the_prefix_bit_identical(tiny, grown):
     assert grown == [15, 15]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5", "gemma2"])
-def test_recurrent_states_and_other_masks_have_no_trees(tiny, grown, architecture):
-    engine = probed(tiny.model(architecture=architecture))
+def test_other_masks_have_no_trees(tiny, grown):
+    engine = probed(tiny.model(architecture="gemma2"))
     assert not engine.trees
     assert tiny.worst(engine, labelled(tiny, 20)) <= EXACT
     assert grown == []
@@ -84,31 +84,35 @@ def test_recurrent_states_and_other_masks_have_no_trees(tiny, grown, architectur
 def test_trees_are_for_whole_batches_that_gain(tiny):
     question = tuple(range(12))
     suffixes = [(field, *question, *more) for field in range(8) for more in ((), (1,), (2,))]
-    tree = branching.grow(suffixes, 300)
-    assert tree is not None
+    levels = trees.grow(suffixes, 300)
+    assert levels is not None
+    stems, twigs = levels
     # Every third row is a question, and the next two go on from it.
-    assert [tree.stems[owner] for owner in tree.owners] == [each // 3 * 3 for each in tree.twigs]
+    assert stems.places == tuple(range(0, 24, 3))
+    owned = [stems.places[owner] for owner in twigs.owners]
+    assert owned == [each // 3 * 3 for each in twigs.places if each is not None]
+    assert twigs.rows == ((1,), (2,)) * 8
     # Rows apart from each other, one question alone, equal rows: no tree.
-    assert branching.grow(suffixes[::3], 300) is None
-    assert branching.grow(suffixes[:3], 300) is None
-    assert branching.grow(suffixes[::3] * 2, 300) is None
+    assert trees.grow(suffixes[::3], 300) is None
+    assert trees.grow(suffixes[:3], 300) is None
+    assert trees.grow(suffixes[::3] * 2, 300) is None
     # 26 + 12 tokens instead of 39: too little for a second pass.
-    assert branching.grow([(1,), (1, *question), (2, *question)], 300) is None
+    assert trees.grow([(1,), (1, *question), (2, *question)], 300) is None
     # The scores of a prefix as long as this would take too much at once.
-    assert branching.grow(suffixes, 40_000) is None
+    assert trees.grow(suffixes, 40_000) is None
 
 
 def test_control_twigs_of_another_stem_show(tiny, grown, monkeypatch):
     engine = probed(tiny.model())
     rows = labelled(tiny, 20)
     assert tiny.worst(engine, rows) <= EXACT
-    make = branching._Twigs.__init__
+    start = branching._Rows.__init__
 
-    def crossed(self: Any, lengths: Any, stems: Any, owners: Any) -> None:
-        make(self, lengths, stems, owners)
-        self._owners = (self._owners + 1) % 3
+    def crossed(self: Any, lengths: Any, stems: Any = None, owners: Any = ()) -> None:
+        start(self, lengths, stems, owners)
+        self.owners = (self.owners + 1) % 3
 
-    monkeypatch.setattr(branching._Twigs, "__init__", crossed)
+    monkeypatch.setattr(branching._Rows, "__init__", crossed)
     assert tiny.worst(engine, rows) > 1e-3
     # And the probe would not have let it pass.
     engine.probe()
@@ -117,12 +121,12 @@ def test_control_twigs_of_another_stem_show(tiny, grown, monkeypatch):
 
 def test_control_twigs_at_shifted_positions_show(tiny, grown, monkeypatch):
     engine = probed(tiny.model())
-    make = branching._Twigs.__init__
+    start = branching._Rows.__init__
 
-    def shifted(self: Any, lengths: Any, stems: Any, owners: Any) -> None:
-        make(self, lengths, stems, owners)
-        self.starts = [max(self.starts)] * len(lengths)
+    def shifted(self: Any, lengths: Any, stems: Any = None, owners: Any = ()) -> None:
+        start(self, lengths, stems, owners)
+        self.starts = self.starts * 0 + self.starts.max()
 
-    monkeypatch.setattr(branching._Twigs, "__init__", shifted)
+    monkeypatch.setattr(branching._Rows, "__init__", shifted)
     # All twigs where those of the longest stem belong.
     assert tiny.worst(engine, labelled(tiny, 20)) > 1e-3

@@ -4,10 +4,6 @@ The tiny models are those of the table of architectures; all of them go through 
 the tests, these few stand for the kinds.
 """
 
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +17,6 @@ from weighbridge.scorer.resident import PROBE_TOLERANCE
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
-FOLDER = Path(__file__).parents[2] / "docs" / "architectures"
 TOLERANCE = PROBE_TOLERANCE["float32"]
 
 # Recurrent states; states of a convolution; both beside attention; chunks; latent attention;
@@ -41,16 +36,6 @@ KINDS = {
     "gemma3n": {"KVCache", "RotatingKVCache"},
     "afm7": {"KVCache"},
 }
-
-
-@pytest.fixture(scope="module")
-def table() -> ModuleType:
-    """Return the script that makes the table of architectures."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module("run")
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -1,10 +1,6 @@
 """The chunked gated delta rule has the loop's results, and is used just where it should be."""
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +15,6 @@ from weighbridge.scorer.engine import Engine
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
-FOLDER = Path(__file__).parents[2] / "docs" / "architectures"
 LOOP = stock.gated_delta_ops
 EXACT = 1e-5
 NAMES = ("q", "k", "v", "g", "beta", "state")
@@ -326,16 +321,6 @@ def test_metal_keeps_its_kernels(monkeypatch):
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     assert not gated_delta.install()
     assert stock.gated_delta_ops is LOOP
-
-
-@pytest.fixture(scope="module")
-def table() -> ModuleType:
-    """Return the script that makes the table of architectures."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module("run")
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 USES = {"qwen3_5": True, "qwen3_5_moe": True, "qwen3_next": True, "olmo_hybrid": True}
