@@ -88,7 +88,7 @@ def run_trie(read: Read, prefix: Prefix, trie: Trie, width: int | None = None) -
         UnmaskedError: The model does not attend with the mask it is given, or a layer keeps
             something else than keys and values by token.
     """
-    segments = trie.segments(width or trie.width(len(prefix.tokens)))
+    segments = trie.segments(width or trie.width)
     owners = np.searchsorted(segments.firsts, trie.reads, side="right") - 1
     last = segments.lengths - 1  # of a segment where no row ends, nothing is wanted
     last[owners] = trie.reads - segments.firsts[owners]

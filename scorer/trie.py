@@ -24,8 +24,12 @@ WIDTH_LIMIT = 32
 PASS_TOKENS = 40.0
 """What a pass costs beyond its tokens: weights are read, layers are called."""
 
-SEGMENT_TOKENS = 0.15
-"""What a segment costs beyond its tokens: a product of its own in each layer."""
+SEGMENT_TOKENS = 0.1
+"""What a segment costs beyond its tokens, whatever they attend to: products of its own."""
+
+PREFILL_SHARE = 0.875
+"""What a token costs in a prefill, where the last layer makes keys and values only: with 8
+layers. With more it is nearer to 1."""
 
 KEYS_PER_TOKEN = 350.0
 """How many keys a token attends to at the cost of one more token."""
@@ -88,16 +92,12 @@ class Trie:
         lengths = np.minimum(self.lengths[stretch] - done, width)
         return Segments(self.stretches[stretch] + done, lengths)
 
-    def width(self, held: int) -> int:
-        """Return the cheapest width of segments behind a prefix.
-
-        Args:
-            held: Tokens of the prefix, T.
-        """
+    @cached_property
+    def width(self) -> int:
+        """The cheapest width of segments: little padding, and few of them."""
         widths = np.arange(1, min(int(self.lengths.max()), WIDTH_LIMIT) + 1)
         counts = (-(-self.lengths[:, None] // widths)).sum(axis=0)
-        each = 1 + (held + len(self.tokens)) / KEYS_PER_TOKEN
-        return int(widths[(counts * (widths * each + SEGMENT_TOKENS)).argmin()])
+        return int(widths[(counts * (widths + SEGMENT_TOKENS)).argmin()])
 
 
 def grow(rows: Sequence[tuple[int, ...]], held: int = 0) -> Trie:
@@ -169,7 +169,7 @@ def plan(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int
     held = shared
     if rest:
         joined, passes = _passes(lengths, common, shared - rest)
-        if joined < cost + _cost(rest, shared):
+        if joined < cost + _cost(rest * PREFILL_SHARE, shared):
             held, best = shared - rest, passes
     return Plan(held, tuple(tuple(order[first:end]) for first, end in best))
 
