@@ -22,7 +22,8 @@ import numpy as np  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
 
 from weighbridge.scorer.caches import Prefix  # noqa: E402
-from weighbridge.scorer.engine import Engine, Mode, Row  # noqa: E402
+from weighbridge.scorer.engine import Engine  # noqa: E402
+from weighbridge.scorer.rows import Mode, Row  # noqa: E402
 
 WAYS = ("forked", "packed")
 ALLOWED = 0.15

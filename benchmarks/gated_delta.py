@@ -29,7 +29,8 @@ from mlx_lm.models import gated_delta as stock  # noqa: E402
 from mlx_lm.models import qwen3_5  # noqa: E402
 
 from weighbridge.scorer import gated_delta  # noqa: E402
-from weighbridge.scorer.engine import Engine, Mode, Row  # noqa: E402
+from weighbridge.scorer.engine import Engine  # noqa: E402
+from weighbridge.scorer.rows import Mode, Row  # noqa: E402
 
 CHUNK = 256  # of a prefill on a CPU
 

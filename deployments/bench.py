@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from weighbridge.scorer.engine import Row, Timings
+    from weighbridge.scorer.rows import Row, Timings
 
 LIMITS = {"float64": 1e-4, "float32": 1e-4, "float16": 0.03, "bfloat16": 0.03}
 """Most that a probability may differ, by compute dtype."""

@@ -21,8 +21,9 @@ from weighbridge.deployments.bench_prompts import (
 if TYPE_CHECKING:
     from weighbridge.scorer.backend import Backend
     from weighbridge.scorer.checkpoint import CheckpointInfo
-    from weighbridge.scorer.engine import Engine, Timings
+    from weighbridge.scorer.engine import Engine
     from weighbridge.scorer.reference import ReferenceScorer
+    from weighbridge.scorer.rows import Timings
 
 PUBLISHED = ((1, 239), (3, 433), (8, 950), (3, 1436), (8, 1953))
 """Fields and tokens of the shared prefix, as published for the reference."""
@@ -305,7 +306,7 @@ def branched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contes
 
 def _each(score: Callable[..., Any], mode: str) -> Score:
     """Score documents one after the other, in a mode."""
-    from weighbridge.scorer.engine import Mode
+    from weighbridge.scorer.rows import Mode
 
     chosen = Mode(mode)
     return lambda some: [score(each.rows, mode=chosen) for each in some]
@@ -313,7 +314,7 @@ def _each(score: Callable[..., Any], mode: str) -> Score:
 
 def _resident(engine: "Engine", mode: str) -> Score:
     """Score documents one after the other behind what they share, which is kept."""
-    from weighbridge.scorer.engine import Mode
+    from weighbridge.scorer.rows import Mode
 
     chosen = Mode(mode)
     return lambda some: [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weighbridge.deployments.bench import Document
 
 if TYPE_CHECKING:
-    from weighbridge.scorer.engine import Row
+    from weighbridge.scorer.rows import Row
 
 SUFFIXES = (9, 11, 8, 12, 10, 9, 14, 8)
 """Tokens behind the shared prefix, by field: its name, and the end of a chat prompt."""
@@ -40,7 +40,7 @@ SCHEMA_FIRST = {3: Prompt(before=212, behind=5), 8: Prompt(before=501, behind=5)
 
 def prompts(source: tuple[int, ...], fields: int, shared: int) -> "tuple[Row, ...]":
     """Cut prompts from a text: a beginning of `shared` tokens, and a suffix for each field."""
-    from weighbridge.scorer.engine import Row
+    from weighbridge.scorer.rows import Row
 
     prefix = tuple(islice(cycle(source), shared))
     rest = source[shared % len(source) :] + source[: shared % len(source)]
@@ -58,7 +58,7 @@ def documents_around(
     source: tuple[int, ...], fields: int, prompt: Prompt, tokens: int, count: int
 ) -> list[Document]:
     """Make documents of some tokens, whose prompts differ in nothing but the document."""
-    from weighbridge.scorer.engine import Row
+    from weighbridge.scorer.rows import Row
 
     rows = prompts(source, fields, prompt.before + tokens + prompt.behind)
     made: list[Document] = []
@@ -91,7 +91,7 @@ def branchings(rows: "tuple[Row, ...]") -> "tuple[Row, ...]":
 
     So do labels of several tokens: a field's question, and behind it what can follow.
     """
-    from weighbridge.scorer.engine import Row
+    from weighbridge.scorer.rows import Row
 
     return tuple(
         Row((*row.tokens, *behind), row.candidates)

@@ -46,12 +46,15 @@ class Backend:
         dtype: Compute dtype of the weights, by MLX's name.
         blas: The matrix library behind CPU products.
         chunk: Prefill chunk in tokens.
+        pass_tokens: Most tokens of documents that are computed in one pass together, 0 for
+            one document each.
     """
 
     device: str
     dtype: str
     blas: str
     chunk: int
+    pass_tokens: int = 0
 
     @property
     def name(self) -> str:

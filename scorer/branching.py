@@ -15,7 +15,6 @@ out here when it does not ask for ours, and by `Engine.probe` when it asks and d
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from weighbridge.scorer.caches import Prefix, fork
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 ROW_LIMIT = 32
 """Rows packed at a time: beyond, the keys of other rows cost more than copies do."""
@@ -36,10 +36,6 @@ PREFIX_SHARE = 0.5
 """Most tokens of packed suffixes, padding included, for each token of their prefix: a row
 computes scores of all of them, and copies nothing but its prefix."""
 
-MASK_LIMIT_BYTES = 4 * 2**20
-"""Bound of the mask of a batch. Attention scores of it take so much for each head and byte of
-a number: 128 MiB with 8 heads in float32."""
-
 FAILURES = (ValueError, TypeError, AttributeError, RuntimeError, LookupError)
 """What a model may raise over caches that it cannot use."""
 
@@ -48,7 +44,7 @@ class UnmaskedError(RuntimeError):
     """A model attends to packed keys without having asked for their mask."""
 
 
-class _Rows:
+class PackedRows:
     """The suffixes of one branch batch, as the caches of all layers share them.
 
     Args:
@@ -58,7 +54,7 @@ class _Rows:
     """
 
     def __init__(
-        self, lengths: Sequence[int], stems: "_Rows | None" = None, owners: Sequence[int] = ()
+        self, lengths: Sequence[int], stems: "PackedRows | None" = None, owners: Sequence[int] = ()
     ) -> None:
         self.lengths = tuple(lengths)
         self.width = max(lengths)
@@ -134,18 +130,18 @@ class _Packed:
     offset: Any
     max_size: int
 
-    def _start(self, parts: tuple[mx.array, mx.array], offset: int, rows: _Rows) -> None:
+    def _start(self, parts: tuple[mx.array, mx.array], offset: int, rows: PackedRows) -> None:
         self._held, self._base = parts[0].shape[2], offset
         self._go_on(parts, offset, rows)
 
-    def _go_on(self, parts: tuple[mx.array, mx.array], offset: Any, rows: _Rows) -> None:
+    def _go_on(self, parts: tuple[mx.array, mx.array], offset: Any, rows: PackedRows) -> None:
         self._prefix: tuple[mx.array, mx.array] | None = parts
         self._rows = rows
         self.keys = self.values = None
         self.offset = offset
 
     @property
-    def rows(self) -> _Rows:
+    def rows(self) -> PackedRows:
         """The rows that were appended, or are to be."""
         return self._rows
 
@@ -167,7 +163,7 @@ class _Packed:
         self.offset = self.offset + keys.shape[2]
         return self.keys, self.values
 
-    def twigs(self, rows: _Rows) -> "_Packed":
+    def twigs(self, rows: PackedRows) -> "_Packed":
         """Return a cache that goes on from the rows of this one, each at its own position."""
         child = type(self).__new__(type(self))
         child.__dict__.update(self.__dict__)
@@ -195,7 +191,7 @@ class _Packed:
 class PackedKVCache(_Packed, KVCache):
     """All rows behind one prefix, each token seeing all before it."""
 
-    def __init__(self, parent: Any, rows: _Rows) -> None:
+    def __init__(self, parent: Any, rows: PackedRows) -> None:
         keys, values, offset = parent.state
         self._start((keys[..., :offset, :], values[..., :offset, :]), offset, rows)
 
@@ -203,7 +199,7 @@ class PackedKVCache(_Packed, KVCache):
 class PackedWindowCache(_Packed, RotatingKVCache):
     """All rows behind the last tokens of one prefix, each token seeing a window."""
 
-    def __init__(self, parent: Any, rows: _Rows) -> None:
+    def __init__(self, parent: Any, rows: PackedRows) -> None:
         keys, values, offset, self.keep, self.max_size, end = parent.state
         self._idx = 0
 
@@ -229,12 +225,13 @@ def pack(prefix: Prefix, lengths: Sequence[int], *, ends: bool = False) -> list[
         ends: Whether rows are gone on from, so that recurrent states must be those at the
             end of each and not those behind its padding.
     """
-    rows = _Rows(lengths)
+    rows = PackedRows(lengths)
     forked = fork(prefix, len(lengths))
     if ends:
         _keep_ends(forked, lengths)
     return [
-        _packed(parent, rows) or other for parent, other in zip(prefix.caches, forked, strict=True)
+        packed_cache(parent, rows) or other
+        for parent, other in zip(prefix.caches, forked, strict=True)
     ]
 
 
@@ -253,7 +250,7 @@ def pack_twigs(
         UnmaskedError: A cache is neither packed nor of recurrent states.
     """
     stems = next((each.rows for each in caches if isinstance(each, _Packed)), None)
-    rows = _Rows(lengths, stems, owners)
+    rows = PackedRows(lengths, stems, owners)
     taken = mx.array(list(owners))
     grown = [
         each.twigs(rows) if isinstance(each, _Packed) else _taken_over(each, taken)
@@ -298,23 +295,14 @@ def rows_at_once(held: int, width: int, rows: int) -> int:
     return ceil(rows / ceil(rows / most))
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What came of packed branches on a model: which are right, how far off, or why not."""
-
-    packs: bool = False
-    trees: bool = False
-    difference: float = 0.0
-    reason: str = ""
-
-
 def packed_dtype(prefix: Prefix) -> mx.Dtype | None:
     """Return the dtype of keys that can be packed, None where no layer has any."""
-    dtypes = [cache.keys.dtype for cache in prefix.caches if _packed(cache, _Rows([1]))]
+    dtypes = [cache.keys.dtype for cache in prefix.caches if packed_cache(cache, PackedRows([1]))]
     return dtypes[0] if dtypes else None
 
 
-def _packed(parent: Any, rows: _Rows) -> PackedKVCache | PackedWindowCache | None:
+def packed_cache(parent: Any, rows: PackedRows) -> PackedKVCache | PackedWindowCache | None:
+    """Return a cache of rows behind what another one holds, None where that cannot be packed."""
     # Exactly these types: what is derived from them may hold something else. A layer that
     # holds nothing takes the keys of another one.
     if type(parent) is KVCache and parent.keys is not None:

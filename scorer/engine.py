@@ -6,9 +6,7 @@ business of its callers. All of it runs on the thread that owns MLX.
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,19 +14,20 @@ import mlx.core as mx
 import numpy as np
 
 from weighbridge.scorer.branching import FAILURES, UnmaskedError, pack, rows_at_once
-from weighbridge.scorer.caches import Prefix, PrefixStore, arrays, empty_prefix, fork
+from weighbridge.scorer.caches import Prefix, fork
 from weighbridge.scorer.errors import CheckpointError
-from weighbridge.scorer.heads import CandidateHead, HeadCut, relative_difference
-from weighbridge.scorer.trees import common_prefix, grow, run_levels
-from weighbridge.scorer.trials import try_packed
+from weighbridge.scorer.heads import HeadCut, relative_difference
+from weighbridge.scorer.passes import Passes
+from weighbridge.scorer.rows import Asked, Mode, Row, Scored, Timings, Tokens, common_prefix
+from weighbridge.scorer.together import Tail, parts, tails, within
+from weighbridge.scorer.trees import at_once, grow, plant, run_levels
+from weighbridge.scorer.trials import try_one_pass, try_packed
+from weighbridge.scorer.trie import Plan, plan
 
 logger = logging.getLogger(__name__)
 
 ROW_LIMIT = 64
 """Rows of one branch batch when the caller sets no limit."""
-
-RESIDENT_LIMIT_BYTES = 256 * 2**20
-"""What prefixes kept between documents may hold together."""
 
 _PROBE_CHUNK = 16
 
@@ -37,76 +36,7 @@ _SAME = 0.02
 spread of the logits, in bfloat16. Gemma 3n without caches is off by 0.2."""
 
 
-class Mode(StrEnum):
-    """How the rows of a document are computed. The tokens are the same in all."""
-
-    AUTO = "auto"
-    PARALLEL = "parallel"
-    CACHED_SERIAL = "cached_serial"
-    INDEPENDENT = "independent"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One prompt whose next token is asked for.
-
-    Attributes:
-        tokens: The whole prompt, T tokens.
-        candidates: The K tokens allowed next.
-    """
-
-    tokens: tuple[int, ...]
-    candidates: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds, tokens and bytes of the rows of one or more documents.
-
-    Attributes:
-        mode: How the rows were computed, never `auto` once something was.
-        prefill_seconds: Computing shared prefixes.
-        branch_seconds: Computing suffixes and candidate logits.
-        total_seconds: Wall time of the call, tokenization included.
-        prefix_tokens: Tokens of shared prefixes that were computed.
-        suffix_tokens: Tokens of suffixes that were computed, without padding.
-        resident_tokens: Prefix tokens taken from a resident prefix instead.
-        resident_hits: How often a resident prefix was taken.
-        prefills: Number of prefill passes.
-        start_bytes: Bytes MLX held before.
-        peak_bytes: Most bytes MLX held meanwhile.
-    """
-
-    mode: Mode = Mode.AUTO
-    prefill_seconds: float = 0.0
-    branch_seconds: float = 0.0
-    total_seconds: float = 0.0
-    prefix_tokens: int = 0
-    suffix_tokens: int = 0
-    resident_tokens: int = 0
-    resident_hits: int = 0
-    prefills: int = 0
-    start_bytes: int = 0
-    peak_bytes: int = 0
-
-    def __add__(self, other: "Timings") -> "Timings":
-        """Add seconds and tokens; keep the first mode and start and the highest peak."""
-        return Timings(
-            mode=self.mode if self.mode is not Mode.AUTO else other.mode,
-            prefill_seconds=self.prefill_seconds + other.prefill_seconds,
-            branch_seconds=self.branch_seconds + other.branch_seconds,
-            total_seconds=self.total_seconds + other.total_seconds,
-            prefix_tokens=self.prefix_tokens + other.prefix_tokens,
-            suffix_tokens=self.suffix_tokens + other.suffix_tokens,
-            resident_tokens=self.resident_tokens + other.resident_tokens,
-            resident_hits=self.resident_hits + other.resident_hits,
-            prefills=self.prefills + other.prefills,
-            start_bytes=self.start_bytes or other.start_bytes,
-            peak_bytes=max(self.peak_bytes, other.peak_bytes),
-        )
-
-
-class Engine:
+class Engine(Passes):
     """Computes candidate logits of token rows with one model.
 
     Args:
@@ -114,23 +44,29 @@ class Engine:
         chunk: Prefill chunk in tokens.
         packed: Whether rows may branch without copies of their prefix: where that is
             faster, and not before `probe` has found it right. Else they fork.
+        one_pass: Whether all that stands behind a prefix may be computed in one pass, likewise.
+        pass_tokens: Most tokens of documents that share such a pass; 0 for one document each.
+        together: Whether short documents may share passes where that takes two of them, one
+            for the documents and one for their fields.
 
     Raises:
         CheckpointError: The model does not turn tokens into logits.
     """
 
-    PAD = 0
-    """What right padding is made of. Any token would do: what stands behind the last
-    token of a row is never read, and branch caches are thrown away."""
-
-    def __init__(self, model: Any, *, chunk: int = 256, packed: bool = True) -> None:
-        self._model = model
-        self._chunk = chunk
-        self._head = CandidateHead(model)
-        self._cached = False
-        self._packed = packed
-        self.packs = self.trees = False
-        self.resident = PrefixStore(RESIDENT_LIMIT_BYTES)
+    def __init__(
+        self,
+        model: Any,
+        *,
+        chunk: int = 256,
+        packed: bool = True,
+        one_pass: bool = True,
+        pass_tokens: int = 0,
+        together: bool = True,
+    ) -> None:
+        super().__init__(model, chunk)
+        self._packed, self._one_pass = packed, one_pass
+        self._pass_tokens, self._together = pass_tokens, together
+        self.packs = self.trees = self.passes = False
 
     def score(
         self,
@@ -139,7 +75,7 @@ class Engine:
         mode: Mode = Mode.PARALLEL,
         batch_size: int | None = None,
         resident_tokens: int = 0,
-    ) -> tuple[list[np.ndarray], Timings]:
+    ) -> Scored:
         """Compute the candidate logits of rows that share a document.
 
         Args:
@@ -157,40 +93,90 @@ class Engine:
         """
         if not rows:
             return [], Timings()
-        start_bytes = mx.get_active_memory()
-        mx.reset_peak_memory()
-        union = tuple(sorted({token for row in rows for token in row.candidates}))
         if mode is Mode.AUTO:
             alone = len(rows) == 1 and resident_tokens == 0
             mode = Mode.INDEPENDENT if alone else Mode.PARALLEL
-        start = time.perf_counter()
-        if mode is Mode.INDEPENDENT:
-            shared, resident, prefills = 0, 0, 0
-            prefilled = start
-            blocks = [self._whole(row, union) for row in rows]
-        else:
-            shared = common_prefix([row.tokens for row in rows])
-            prefix, resident, prefills = self._prefix(rows[0].tokens[:shared], resident_tokens)
-            prefilled = time.perf_counter()
-            suffixes = [row.tokens[shared:] for row in rows]
-            size = 1 if mode is Mode.CACHED_SERIAL else self._size(prefix, suffixes, batch_size)
-            whole = mode is Mode.PARALLEL and batch_size is None
-            blocks = (self._tree(prefix, suffixes, union) if whole else []) or [
-                self._branch(prefix, suffixes[first : first + size], union)
-                for first in range(0, len(rows), size)
-            ]
-        logits = np.concatenate(blocks)
-        column = {token: index for index, token in enumerate(union)}
-        picked = [
-            logits[index, [column[token] for token in row.candidates]]
-            for index, row in enumerate(rows)
+        try:
+            return self._score(rows, mode, batch_size, resident_tokens)
+        except UnmaskedError as error:
+            # Met later than at load, by a mask that only some lengths have.
+            self._stop_packing(str(error))
+            return self._score(rows, mode, batch_size, resident_tokens)
+
+    def score_documents(
+        self,
+        documents: Sequence[Asked],
+        *,
+        mode: Mode = Mode.PARALLEL,
+        batch_size: int | None = None,
+    ) -> list[Scored]:
+        """Compute the candidate logits of documents, short ones together where that is faster.
+
+        Args:
+            documents: What is asked of each. Those with the same resident prefix may be
+                computed together, in `auto` and `parallel` and without `batch_size`.
+            mode: As for `score`.
+            batch_size: As for `score`.
+
+        Returns:
+            For each document what `score` returns, in their order.
+        """
+        found: dict[int, Scored] = {}
+        if mode in {Mode.AUTO, Mode.PARALLEL} and batch_size is None:
+            for group in self._groups(documents):
+                found |= self._score_group(documents, group)
+        return [
+            found[place]
+            if place in found
+            else self.score(
+                document.rows,
+                mode=mode,
+                batch_size=batch_size,
+                resident_tokens=document.resident_tokens,
+            )
+            for place, document in enumerate(documents)
         ]
-        return picked, Timings(
+
+    def _score(
+        self, rows: Sequence[Row], mode: Mode, batch_size: int | None, resident_tokens: int
+    ) -> Scored:
+        start_bytes = mx.get_active_memory()
+        mx.reset_peak_memory()
+        union = _union(rows)
+        start = prefilled = time.perf_counter()
+        shared = resident = prefills = 0
+        early = 0.0
+        tokens = [row.tokens for row in rows]
+        if mode is Mode.INDEPENDENT:
+            logits = np.concatenate([self._whole(row, union) for row in rows])
+        else:
+            whole = mode is Mode.PARALLEL and batch_size is None
+            shared = common_prefix(tokens)
+            if whole and len(rows) == 1:  # what is no whole chunk may be its branch
+                resident_tokens = min(resident_tokens, shared)
+                shared -= (shared - resident_tokens) % self._chunk
+            made = Plan(shared, ())
+            if whole and self.passes:
+                made = plan(tokens, shared, min(resident_tokens, shared), self._chunk)
+            prefix, resident, prefills = self._prefix(tokens[0][: made.held], resident_tokens)
+            prefilled = time.perf_counter()
+            if made.passes:
+                logits = self._pass(prefix, tokens, made.passes, union)
+                behind = sum(map(len, tokens)) - len(rows) * shared
+                early = (shared - made.held) / (shared - made.held + behind)
+            else:
+                suffixes = [each[shared:] for each in tokens]
+                size = 1 if mode is Mode.CACHED_SERIAL else batch_size
+                logits = self._branches(prefix, suffixes, size, union)
+        ended = time.perf_counter()
+        # Of a pass over shared tokens and others alike, each token is a part.
+        early *= ended - prefilled
+        return _picked(logits, rows, union), Timings(
             mode=mode,
-            prefill_seconds=prefilled - start,
-            branch_seconds=time.perf_counter() - prefilled,
+            prefill_seconds=prefilled - start + early,
+            branch_seconds=ended - prefilled - early,
             prefix_tokens=shared - resident,
-            suffix_tokens=sum(len(row.tokens) - shared for row in rows),
+            suffix_tokens=sum(map(len, tokens)) - len(rows) * shared,
             resident_tokens=resident,
             resident_hits=int(resident > 0),
             prefills=prefills,
@@ -198,82 +184,87 @@ class Engine:
             peak_bytes=mx.get_peak_memory(),
         )
 
-    def prefill(self, tokens: tuple[int, ...], base: Prefix | None = None) -> Prefix:
-        """Compute the caches of a prefix, from a base it starts with.
+    def _groups(self, documents: Sequence[Asked]) -> Iterator[list[Tail]]:
+        """Yield the documents that are computed together, where more than one are."""
+        for some in tails(documents):
+            first = 0
+            while first < len(some):
+                left, count = some[first:], 1
+                if self.passes:
+                    count = within(left, self._pass_tokens)
+                elif self.trees and self._together:
+                    count = at_once([tail.rows for tail in left], len(left[0].resident))
+                if count > 1:
+                    yield left[:count]
+                first += count
 
-        Works in chunks and evaluates the caches only: the logits of a prefix are
-        never read, so neither the head nor the last layer's feed-forward part runs.
-
-        Args:
-            tokens: The whole prefix, T tokens.
-            base: A prefix that `tokens` starts with; it stays unchanged.
-        """
-        base = base or empty_prefix(self._model)
-        caches = fork(base)
-        for first in range(len(base.tokens), len(tokens), self._chunk):
-            chunk = tokens[first : min(first + self._chunk, len(tokens))]
-            self._head.advance(mx.array([chunk]), caches)
-            mx.eval(arrays(tuple(caches)))
-        return Prefix(tokens=tokens, caches=tuple(caches))
-
-    def _prefix(self, tokens: tuple[int, ...], resident: int) -> tuple[Prefix, int, int]:
-        """Return the prefix, how many of its tokens were resident, and the prefills done."""
-        resident = min(resident, len(tokens))
-        if resident == 0:
-            return self.prefill(tokens), 0, 1
-        base = self.resident.get(tokens[:resident])
-        if base is None:
-            base = self.prefill(tokens[:resident])
-            self.resident.put(base)
-            return self.prefill(tokens, base), 0, 2
-        return self.prefill(tokens, base), resident, 1
-
-    def _whole(self, row: Row, union: tuple[int, ...]) -> np.ndarray:
-        """Compute a whole prompt at once, without caches, or with empty ones: see `probe`."""
-        caches = list(empty_prefix(self._model).caches) if self._cached else None
-        return self._head.logits(mx.array([row.tokens]), caches, [len(row.tokens) - 1], union)
-
-    def _size(self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], asked: int | None) -> int:
-        """Return how many rows go into one batch: as many as can be packed, if any can."""
-        limit = min(asked or ROW_LIMIT, len(suffixes))
-        width = max(map(len, suffixes))
-        return (rows_at_once(len(prefix.tokens), width, limit) if self.packs else 0) or limit
-
-    def _branch(
-        self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
-    ) -> np.ndarray:
-        """Run suffixes as one right-padded batch and read each at its last token."""
-        width, rows = max(map(len, suffixes)), len(suffixes)
-        if self.packs and rows_at_once(len(prefix.tokens), width, rows) == rows:
-            try:
-                return self._run(pack(prefix, [len(each) for each in suffixes]), suffixes, union)
-            except UnmaskedError as error:
-                # Met later than at load, by a mask that only some lengths have.
-                self._stop_packing(str(error))
-        return self._run(fork(prefix, rows), suffixes, union)
-
-    def _tree(
-        self, prefix: Prefix, suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
-    ) -> list[np.ndarray]:
-        """Run all rows as a tree; nothing where they are none, or trees are not right."""
-        levels = grow(suffixes, len(prefix.tokens)) if self.trees else None
-        if levels is None:
-            return []
+    def _score_group(self, documents: Sequence[Asked], group: list[Tail]) -> dict[int, Scored]:
+        """Compute documents together; nothing where each must be computed on its own."""
+        rows = [row for tail in group for row in documents[tail.place].rows]
+        union, resident = _union(rows), group[0].resident
+        start_bytes = mx.get_active_memory()
+        mx.reset_peak_memory()
+        start = time.perf_counter()
+        prefix, held, prefills = self._prefix(resident, len(resident))
+        prefilled = time.perf_counter()
         try:
-            return [run_levels(partial(self._run, union=union), prefix, levels)]
+            if self.passes:
+                tokens = [row.tokens for row in rows]
+                logits = self._pass(prefix, tokens, (tuple(range(len(rows))),), union)
+            else:
+                levels = plant([tail.rows for tail in group], twigs=True)
+                if levels is None:
+                    return {}
+                logits = run_levels(partial(self._run, union=union), prefix, levels, self._advance)
+                prefills += 1
         except UnmaskedError as error:
             self._stop_packing(str(error))
-            return []
+            return {}
+        if not np.isfinite(logits).all():
+            # One that overflows must not be the end of its neighbours: a masked value that
+            # is no number is no number still.
+            return {}
+        whole = Timings(
+            mode=Mode.PARALLEL,
+            prefill_seconds=prefilled - start,
+            total_seconds=time.perf_counter() - prefilled,
+            prefix_tokens=len(resident) - held,
+            resident_hits=int(held > 0),
+            prefills=prefills,
+            start_bytes=start_bytes,
+            peak_bytes=mx.get_peak_memory(),
+        )
+        found: dict[int, Scored] = {}
+        for tail, timings in zip(group, parts(group, whole), strict=True):
+            own, logits = logits[: len(tail.rows)], logits[len(tail.rows) :]
+            found[tail.place] = _picked(own, documents[tail.place].rows, union), timings
+        return found
 
-    def _run(
-        self, caches: list[Any], suffixes: Sequence[tuple[int, ...]], union: tuple[int, ...]
+    def _branches(
+        self, prefix: Prefix, suffixes: Sequence[Tokens], asked: int | None, union: Tokens
     ) -> np.ndarray:
+        """Run suffixes behind a prefix that all of them share: as a tree, or in batches."""
+        levels = grow(suffixes, len(prefix.tokens)) if self.trees and asked is None else None
+        if levels is not None:
+            return run_levels(partial(self._run, union=union), prefix, levels)
+        size = min(asked or ROW_LIMIT, len(suffixes))
         width = max(map(len, suffixes))
-        padded = mx.array([suffix + (self.PAD,) * (width - len(suffix)) for suffix in suffixes])
-        return self._head.logits(padded, caches, [len(suffix) - 1 for suffix in suffixes], union)
+        if self.packs:  # as many as can be packed, if any can
+            size = rows_at_once(len(prefix.tokens), width, size) or size
+        blocks = [
+            self._branch(prefix, suffixes[first : first + size], union)
+            for first in range(0, len(suffixes), size)
+        ]
+        return np.concatenate(blocks)
+
+    def _branch(self, prefix: Prefix, suffixes: Sequence[Tokens], union: Tokens) -> np.ndarray:
+        """Run suffixes as one right-padded batch and read each at its last token."""
+        lengths, rows = [len(each) for each in suffixes], len(suffixes)
+        packed = self.packs and rows_at_once(len(prefix.tokens), max(lengths), rows) == rows
+        return self._run(pack(prefix, lengths) if packed else fork(prefix, rows), suffixes, union)
 
     def _stop_packing(self, reason: str) -> None:
-        self.packs = self.trees = False
+        self.packs = self.trees = self.passes = False
         logger.debug("prefixes are copied for every row: %s", reason)
 
     def check_head(self, tolerance: float) -> HeadCut:
@@ -327,7 +318,7 @@ class Engine:
         self._cached = relative_difference(filled, reference) > _SAME
         reference = filled if self._cached else reference
         chunk, self._chunk = self._chunk, _PROBE_CHUNK
-        self.packs = self.trees = False
+        self.packs = self.trees = self.passes = False
         try:
             branched = [
                 self.score(rows, mode=Mode.PARALLEL, resident_tokens=20)[0] for _ in range(2)
@@ -342,14 +333,30 @@ class Engine:
             self._chunk = chunk
             self.resident.clear()
 
-    def _probe_packed(
-        self, tokens: tuple[int, ...], union: tuple[int, ...], forked: float
-    ) -> float:
-        """Decide on packed branches; return by how much those differ that are used."""
-        if not self._packed:
-            return 0.0
-        trial = try_packed(partial(self._run, union=union), self.prefill(tokens), forked)
-        if trial.reason:
-            self._stop_packing(trial.reason)
-        self.packs, self.trees = trial.packs, trial.trees
-        return trial.difference
+    def _probe_packed(self, tokens: Tokens, union: Tokens, forked: float) -> float:
+        """Decide on packed branches and one pass; return by how much those differ that are used."""
+        differences = [0.0]
+        prefix = self.prefill(tokens)
+        if self._packed:
+            trial = try_packed(partial(self._run, union=union), prefix, forked)
+            if trial.reason:
+                self._stop_packing(trial.reason)
+            self.packs, self.trees = trial.packs, trial.trees
+            differences.append(trial.difference)
+        if self._one_pass:
+            trial = try_one_pass(partial(self._head.logits, candidates=union), prefix, forked)
+            self.passes = trial.passes
+            differences.append(trial.difference)
+        return max(differences)
+
+
+def _union(rows: Sequence[Row]) -> Tokens:
+    return tuple(sorted({token for row in rows for token in row.candidates}))
+
+
+def _picked(logits: np.ndarray, rows: Sequence[Row], union: Tokens) -> list[np.ndarray]:
+    """Return for each row the logits of its own candidates, from those of all candidates."""
+    column = {token: index for index, token in enumerate(union)}
+    return [
+        logits[index, [column[token] for token in row.candidates]] for index, row in enumerate(rows)
+    ]

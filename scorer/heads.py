@@ -132,7 +132,7 @@ class CandidateHead:
         """Append tokens to caches, without logits; nothing is evaluated yet.
 
         Args:
-            tokens: (1, T).
+            tokens: (B, T).
             caches: One cache per layer.
         """
         # One column at one position, which nobody reads and MLX never computes.

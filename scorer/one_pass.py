@@ -7,30 +7,21 @@ keys and values by token, take a position for each row, and attend with the mask
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from weighbridge.scorer.branching import (
-    FAILURES,
-    TOLERANCE,
-    UnmaskedError,
-    _packed,  # pyright: ignore[reportPrivateUsage]
-    _Rows,  # pyright: ignore[reportPrivateUsage]
-    packed_dtype,
-)
-from weighbridge.scorer.caches import Prefix, fork
-from weighbridge.scorer.heads import relative_difference
-from weighbridge.scorer.trie import Segments, Trie, grow
+from weighbridge.scorer.branching import PackedRows, UnmaskedError, packed_cache
+from weighbridge.scorer.caches import Prefix
+from weighbridge.scorer.trie import Segments, Trie
 
 Read = Callable[[mx.array, Sequence[Any], list[int]], np.ndarray]
 """Tokens (B, W), caches, and for each row a place in; logits (B, K) there out. That is
 `CandidateHead.logits` of some candidates."""
 
 
-class _Segments(_Rows):
+class _Segments(PackedRows):
     """The segments of a trie, as the caches of all layers share them."""
 
     def __init__(self, trie: Trie, segments: Segments) -> None:
@@ -64,7 +55,7 @@ def pack_trie(prefix: Prefix, trie: Trie, segments: Segments) -> list[Any]:
     rows = _Segments(trie, segments)
     caches: list[Any] = []
     for parent in prefix.caches:
-        cache = _packed(parent, rows)
+        cache = packed_cache(parent, rows)
         if cache is None:
             raise UnmaskedError("all layers must keep keys and values by token")
         cache.offset = rows.starts + cache.offset
@@ -94,52 +85,3 @@ def run_trie(read: Read, prefix: Prefix, trie: Trie, width: int | None = None) -
     last[owners] = trie.reads - segments.firsts[owners]
     caches = pack_trie(prefix, trie, segments)
     return read(mx.array(trie.tokens[segments.nodes]), caches, last.tolist())[owners]
-
-
-@dataclass(frozen=True, slots=True)
-class TrieTrial:
-    """What came of one pass on a model: whether it is right, how far off, or why not."""
-
-    works: bool = False
-    difference: float = 0.0
-    reason: str = ""
-
-
-def try_trie(read: Read, prefix: Prefix, forked: float) -> TrieTrial:
-    """Compare one pass over several documents with forked rows on a model.
-
-    Args:
-        read: Runs the model.
-        prefix: Some tokens, 8 or more.
-        forked: How far forked branches are from whole prompts, relative.
-    """
-    dtype = packed_dtype(prefix)
-    if dtype is None:
-        return TrieTrial(reason="no layer keeps keys and values by token")
-    allowed = TOLERANCE[dtype]
-    if not forked <= allowed:
-        return TrieTrial(reason="forked branches differ from whole prompts")
-    one, two, *text = prefix.tokens[:8]
-    # Three documents, two of which begin alike, and one is a single token; labels behind a
-    # field that is read itself, of which one begins with another; a row twice.
-    documents = [(one, *text), (one, *text[:2], two), (two,)]
-    rows = [(*start, *field) for start in documents for field in ((two, one), tuple(text[:3]))]
-    rows += [(*rows[3], *label) for label in ((), (one,), (one, two), (two, *text[:2]))]
-    trie = grow(rows)
-    worst = 0.0
-    try:
-        reference = _forked(read, prefix, rows)
-        for width in (1, 4):
-            found = run_trie(read, prefix, trie, width)
-            worst = max(worst, relative_difference(found, reference))
-            if not worst <= allowed or not np.isfinite(found).all():
-                return TrieTrial(reason=f"one pass differs by {worst:.2g} (relative)")
-    except FAILURES as error:  # recurrent states, own masks, positions that must be one number
-        return TrieTrial(reason=f"{type(error).__name__}: {error}")
-    return TrieTrial(works=True, difference=worst)
-
-
-def _forked(read: Read, prefix: Prefix, rows: Sequence[tuple[int, ...]]) -> np.ndarray:
-    width = max(map(len, rows))
-    padded = mx.array([row + (0,) * (width - len(row)) for row in rows])
-    return read(padded, fork(prefix, len(rows)), [len(row) - 1 for row in rows])

@@ -18,7 +18,6 @@ from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
 from weighbridge.scorer.encodings import Encoding
-from weighbridge.scorer.engine import Mode, Timings
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS, average_orders
 from weighbridge.scorer.plan import SchemaPlan
@@ -33,6 +32,7 @@ from weighbridge.scorer.results import (
     ScoreResult,
     field_result,
 )
+from weighbridge.scorer.rows import Mode, Timings
 from weighbridge.scorer.schema import Schema
 from weighbridge.scorer.temperature import TemperatureKind
 

@@ -20,10 +20,10 @@ from weighbridge.scorer.encodings import (
     plan_codes,
     plan_labels,
 )
-from weighbridge.scorer.engine import Row, common_prefix
 from weighbridge.scorer.errors import CheckpointError, DocumentError
 from weighbridge.scorer.prior import reference_texts
 from weighbridge.scorer.prompts import Layout, PromptText
+from weighbridge.scorer.rows import Row, common_prefix
 from weighbridge.scorer.schema import Field, Schema
 
 _PROBES = ("x", "1 y")

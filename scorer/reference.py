@@ -23,9 +23,9 @@ from mlx_lm.models import gated_delta as stock
 
 from weighbridge.scorer import gated_delta
 from weighbridge.scorer.caches import Prefix, arrays, empty_prefix, fork
-from weighbridge.scorer.engine import Mode, Row, Timings, common_prefix
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.quantized import is_packed, plain_weight
+from weighbridge.scorer.rows import Mode, Row, Timings, common_prefix
 
 
 @contextmanager

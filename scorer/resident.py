@@ -26,7 +26,7 @@ from weighbridge.scorer.backend import (
 from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.checkpoint import CheckpointInfo, fingerprint
 from weighbridge.scorer.encodings import Encoding
-from weighbridge.scorer.engine import Engine, Mode, Row, Timings
+from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import HeadCut
 from weighbridge.scorer.memory import require_room, weight_bytes
@@ -35,6 +35,7 @@ from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.scorer.plan import SchemaPlan
 from weighbridge.scorer.prior import label_prior
 from weighbridge.scorer.prompts import Layout
+from weighbridge.scorer.rows import Mode, Row, Timings
 from weighbridge.scorer.schema import Schema
 
 logger = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ class ResidentCheckpoint:
                 hint="start again: what is recorded is kept",
             )
         gated_delta.install()  # where Metal has no kernel for it
-        engine = Engine(model, chunk=self.backend.chunk)
+        engine = Engine(model, chunk=self.backend.chunk, pass_tokens=self.backend.pass_tokens)
         tolerance = PROBE_TOLERANCE[self.backend.dtype]
         cut = engine.check_head(tolerance)
         if cut in {HeadCut.POSITIONS, HeadCut.NONE}:

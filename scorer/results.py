@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weighbridge.scorer.encodings import ChoicePlan
-from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.errors import DocumentCode
+from weighbridge.scorer.rows import Timings
 from weighbridge.scorer.schema import Choice, Field, FieldKind
 from weighbridge.scorer.temperature import TemperatureKind, softmax
 

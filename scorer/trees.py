@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from weighbridge.scorer.branching import MASK_LIMIT_BYTES, pack, pack_twigs
+from weighbridge.scorer.branching import pack, pack_twigs
 from weighbridge.scorer.caches import Prefix
+from weighbridge.scorer.rows import Tokens, common_prefix
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 TREE_GAIN = 1.5
 """How much less attention a tree of rows must compute to be worth its second pass."""
@@ -22,8 +24,6 @@ TREE_GAIN = 1.5
 TOGETHER = 320
 """Most tokens of documents computed together, padding included: rows compute scores of all
 keys of each other, which from here on costs more than fewer passes save."""
-
-Tokens = tuple[int, ...]
 
 Run = Callable[[list[Any], Sequence[Tokens]], np.ndarray]
 """Caches and rows in, logits (B, K) at the last token of each out."""
@@ -148,8 +148,11 @@ def plant(documents: Sequence[Sequence[Tokens]], *, twigs: bool = False) -> list
         twigs: Whether rows that begin with another one of their document go on from it.
 
     Returns:
-        Two levels, or three with twigs; None where the rows of a document share nothing.
+        Two levels, or three with twigs; one for documents of one row each; None where the rows
+        of a document share nothing.
     """
+    if all(len(rows) == 1 for rows in documents):
+        return [Level(tuple(row for (row,) in documents), (), tuple(range(len(documents))))]
     cuts = [common_prefix(rows) for rows in documents]
     if 0 in cuts:
         return None
@@ -167,20 +170,6 @@ def plant(documents: Sequence[Sequence[Tokens]], *, twigs: bool = False) -> list
             behind[1] = _joined(behind[1], each, [start + owner for owner in each.owners], first)
         first += len(rows)
     return [Level(stems, (), (None,) * len(stems)), *behind]
-
-
-def common_prefix(rows: Sequence[Tokens]) -> int:
-    """Return how many leading tokens all rows share, leaving each row at least one.
-
-    Prefixes are compared as tokens, never cut as strings: a tokenizer may merge
-    across any text boundary.
-    """
-    shortest, longest = min(rows), max(rows)
-    limit = min(len(row) for row in rows) - 1
-    for position in range(limit):
-        if shortest[position] != longest[position]:
-            return position
-    return max(limit, 0)
 
 
 def _apart(suffixes: Sequence[Tokens]) -> Level:

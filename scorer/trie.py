@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 MASK_LIMIT_BYTES = 4 * 2**20
-"""Bound of the mask of a pass, as in `branching`."""
+"""Bound of the mask of a batch. Attention scores of it take so much for each head and byte of
+a number: 128 MiB with 8 heads in float32."""
 
 WIDTH_LIMIT = 32
 """Widest segments: wider ones only add padding."""

@@ -11,8 +11,8 @@ from weighbridge.db.records import (
     ItemRecord,
     ItemStatus,
 )
-from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.results import Rejection, ScoreResult
+from weighbridge.scorer.rows import Timings
 from weighbridge.tasks.planning import Batch, text_sha256
 from weighbridge.tasks.sources import BadRecord, Document
 

@@ -30,8 +30,9 @@ from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
 from shapes import COMMON, Config  # noqa: E402
 
 from weighbridge.scorer.caches import empty_prefix  # noqa: E402
-from weighbridge.scorer.engine import Engine, Mode, Row  # noqa: E402
+from weighbridge.scorer.engine import Engine  # noqa: E402
 from weighbridge.scorer.heads import HeadCut, relative_difference  # noqa: E402
+from weighbridge.scorer.rows import Mode, Row  # noqa: E402
 from weighbridge.scorer.trees import plant, run_levels  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "architectures.md"

@@ -21,7 +21,7 @@ from weighbridge.deployments.bench import Contender, Contest, Document, compare,
 from weighbridge.deployments.cli import main
 from weighbridge.scorer.backend import describe_backend, on_mlx_thread
 from weighbridge.scorer.checkpoint import inspect_checkpoint
-from weighbridge.scorer.engine import Mode, Row, Timings
+from weighbridge.scorer.rows import Mode, Row, Timings
 
 PROMISED = {
     *("name", "seconds", "wall_seconds", "baseline", "ratio", "runs", "prefix_tokens"),
@@ -340,9 +340,9 @@ def test_documents_share_what_is_said_and_no_more():
 def test_prompts_are_as_long_as_those_of_the_sample_schemas(embedded: Path, fields: int, name: str):
     from weighbridge.scorer.chat import ChatTokenizer
     from weighbridge.scorer.encodings import Encoding
-    from weighbridge.scorer.engine import common_prefix
     from weighbridge.scorer.plan import SchemaPlan
     from weighbridge.scorer.prompts import Layout
+    from weighbridge.scorer.rows import common_prefix
     from weighbridge.scorer.schema import Schema
 
     chat = ChatTokenizer.load(embedded)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from weighbridge.flows.stages import STAGES, Stages
-from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.results import DecisionKey, ScoreResult
+from weighbridge.scorer.rows import Timings
 from weighbridge.scorer.temperature import TemperatureKind
 
 

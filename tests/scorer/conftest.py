@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row
 from weighbridge.scorer.schema import Schema
 
 # On a shared machine a deadline measures the neighbours.

@@ -25,7 +25,9 @@ from weighbridge.scorer.branching import (
     rows_at_once,
 )
 from weighbridge.scorer.caches import Prefix, fork
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
@@ -41,7 +43,7 @@ def always(monkeypatch) -> None:
 
 
 def probed(model: Any, **options: Any) -> Engine:
-    engine = Engine(model, **options)
+    engine = Engine(model, one_pass=False, **options)
     engine.probe()
     return engine
 
@@ -75,7 +77,7 @@ def test_batches_stay_within_all_bounds(held, width, rows):
     size = rows_at_once(held, width, rows)
     assert 0 <= size <= min(rows, branching.ROW_LIMIT)
     # The mask as it is made, and the scores of other rows.
-    assert size * width * (held + size * width) <= branching.MASK_LIMIT_BYTES or size == 0
+    assert size * width * (held + size * width) <= MASK_LIMIT_BYTES or size == 0
     assert size * width <= branching.PREFIX_SHARE * held or size == 0
 
 
@@ -240,7 +242,7 @@ def test_a_model_with_a_mask_of_its_own_forks(tiny, always, least, seen_at_load,
 
 def test_control_packed_keys_with_another_mask_are_wrong(tiny, always, monkeypatch):
     engine = probed(masked_by_itself(tiny, 100))
-    monkeypatch.setattr(branching._Rows, "check_asked", lambda *_: None)
+    monkeypatch.setattr(branching.PackedRows, "check_asked", lambda *_: None)
     # What the check keeps from happening.
     assert tiny.worst(engine, tiny.rows(120, [3, 1, 7])) > 1e-3
 
@@ -260,12 +262,12 @@ def test_caches_are_used_once(tiny):
 
 
 def faulty(monkeypatch: Any, change: Any) -> None:
-    mask = branching._Rows.mask
+    mask = branching.PackedRows.mask
 
     def wrong(self: Any, kind: Any, held: int, window: int) -> mx.array:
         return change(mask, self, kind, held, window)
 
-    monkeypatch.setattr(branching._Rows, "mask", wrong)
+    monkeypatch.setattr(branching.PackedRows, "mask", wrong)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

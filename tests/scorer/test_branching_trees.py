@@ -8,7 +8,8 @@ import pytest
 from weighbridge.scorer import branching, trees
 from weighbridge.scorer import engine as engine_module
 from weighbridge.scorer.caches import arrays
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
@@ -16,7 +17,7 @@ EXACT = 1e-12
 
 
 def probed(model: Any, **options: Any) -> Engine:
-    engine = Engine(model, **options)
+    engine = Engine(model, one_pass=False, **options)
     engine.probe()
     return engine
 
@@ -106,13 +107,13 @@ def test_control_twigs_of_another_stem_show(tiny, grown, monkeypatch):
     engine = probed(tiny.model())
     rows = labelled(tiny, 20)
     assert tiny.worst(engine, rows) <= EXACT
-    start = branching._Rows.__init__
+    start = branching.PackedRows.__init__
 
     def crossed(self: Any, lengths: Any, stems: Any = None, owners: Any = ()) -> None:
         start(self, lengths, stems, owners)
         self.owners = (self.owners + 1) % 3
 
-    monkeypatch.setattr(branching._Rows, "__init__", crossed)
+    monkeypatch.setattr(branching.PackedRows, "__init__", crossed)
     assert tiny.worst(engine, rows) > 1e-3
     # And the probe would not have let it pass.
     engine.probe()
@@ -121,12 +122,12 @@ def test_control_twigs_of_another_stem_show(tiny, grown, monkeypatch):
 
 def test_control_twigs_at_shifted_positions_show(tiny, grown, monkeypatch):
     engine = probed(tiny.model())
-    start = branching._Rows.__init__
+    start = branching.PackedRows.__init__
 
     def shifted(self: Any, lengths: Any, stems: Any = None, owners: Any = ()) -> None:
         start(self, lengths, stems, owners)
         self.starts = self.starts * 0 + self.starts.max()
 
-    monkeypatch.setattr(branching._Rows, "__init__", shifted)
+    monkeypatch.setattr(branching.PackedRows, "__init__", shifted)
     # All twigs where those of the longest stem belong.
     assert tiny.worst(engine, labelled(tiny, 20)) > 1e-3

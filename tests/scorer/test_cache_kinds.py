@@ -11,9 +11,10 @@ import pytest
 from mlx.utils import tree_map
 
 from weighbridge.scorer.caches import empty_prefix
-from weighbridge.scorer.engine import Engine, Mode
+from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.heads import HeadCut
 from weighbridge.scorer.resident import PROBE_TOLERANCE
+from weighbridge.scorer.rows import Mode
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 

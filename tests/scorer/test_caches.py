@@ -11,7 +11,8 @@ from mlx.utils import tree_flatten
 
 from weighbridge.scorer import engine as engine_module
 from weighbridge.scorer.caches import Prefix, PrefixStore, empty_prefix, fork
-from weighbridge.scorer.engine import Engine, Mode
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 

@@ -17,8 +17,9 @@ from weighbridge.scorer.encodings import (
     plan_codes,
     plan_labels,
 )
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.errors import CheckpointError, SchemaError
+from weighbridge.scorer.rows import Mode, Row
 
 END = 96
 PATHS = st.lists(

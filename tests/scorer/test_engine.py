@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weighbridge.scorer.engine import Engine, Mode, Row, Timings
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row, Timings
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 

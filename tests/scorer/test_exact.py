@@ -20,7 +20,8 @@ from mlx_lm.models import gated_delta, llama, qwen3_next
 
 from weighbridge.scorer import branching
 from weighbridge.scorer.caches import Prefix
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 

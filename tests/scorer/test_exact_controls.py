@@ -14,7 +14,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from weighbridge.scorer import engine as engine_module
 from weighbridge.scorer.caches import Prefix, arrays, fork
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 

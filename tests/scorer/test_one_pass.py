@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from weighbridge.scorer import branching, one_pass
 from weighbridge.scorer.branching import UnmaskedError
 from weighbridge.scorer.caches import Prefix, arrays
-from weighbridge.scorer.engine import Engine, Row
+from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.heads import relative_difference
-from weighbridge.scorer.one_pass import pack_trie, run_trie, try_trie
+from weighbridge.scorer.one_pass import pack_trie, run_trie
+from weighbridge.scorer.rows import Row
+from weighbridge.scorer.trials import Trial, try_one_pass
 from weighbridge.scorer.trie import Trie, grow
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
@@ -124,16 +126,16 @@ def test_caches_are_used_once(tiny):
 # --- where it is used, and where not ---
 
 
-def tried(tiny: Any, **options: Any) -> one_pass.TrieTrial:
+def tried(tiny: Any, **options: Any) -> Trial:
     engine = Engine(tiny.model(**options))
-    return try_trie(read(engine), engine.prefill(text(32, 1)), engine.probe())
+    return try_one_pass(read(engine), engine.prefill(text(32, 1)), engine.probe())
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ATTENDING)
 def test_the_probe_lets_right_models_pass(tiny, architecture, dtype):
     trial = tried(tiny, architecture=architecture, dtype=dtype)
-    assert (trial.works, trial.reason) == (True, "")
+    assert (trial.passes, trial.reason) == (True, "")
     assert trial.difference <= {"float64": EXACT, "float32": 1e-5, "bfloat16": 5e-2}[dtype]
 
 
@@ -146,7 +148,7 @@ def test_the_probe_lets_right_models_pass(tiny, architecture, dtype):
 )
 def test_the_probe_says_why_others_do_not(tiny, architecture, reason):
     trial = tried(tiny, architecture=architecture)
-    assert not trial.works
+    assert not trial.passes
     assert reason in trial.reason
 
 
@@ -167,8 +169,8 @@ def test_a_model_with_a_mask_of_its_own_is_found_out(tiny):
         return self.norm(hidden)
 
     engine = Engine(derived(tiny, own_mask))
-    trial = try_trie(read(engine), engine.prefill(text(32, 1)), engine.probe())
-    assert not trial.works
+    trial = try_one_pass(read(engine), engine.prefill(text(32, 1)), engine.probe())
+    assert not trial.passes
     assert "must attend to packed keys with their mask" in trial.reason
 
 
@@ -185,14 +187,14 @@ def test_a_model_with_one_position_for_all_rows_is_found_out(tiny):
     # Packed branches start at one position, and are right.
     forked = engine.probe()
     assert engine.packs
-    trial = try_trie(read(engine), engine.prefill(text(32, 1)), forked)
-    assert not trial.works
+    trial = try_one_pass(read(engine), engine.prefill(text(32, 1)), forked)
+    assert not trial.passes
 
 
 def test_forks_that_are_off_prove_nothing(tiny):
     engine = Engine(tiny.model())
-    trial = try_trie(read(engine), engine.prefill(text(32, 1)), 0.5)
-    assert not trial.works
+    trial = try_one_pass(read(engine), engine.prefill(text(32, 1)), 0.5)
+    assert not trial.passes
     assert "forked branches differ" in trial.reason
 
 
@@ -234,7 +236,7 @@ def test_control_a_wrong_mask_shows(tiny, monkeypatch, fault):
         lambda rows, held, window: fault(right, rows, held, window),
     )
     trial = tried(tiny)
-    assert not trial.works
+    assert not trial.passes
     assert "one pass differs by" in trial.reason
 
 
@@ -247,7 +249,7 @@ def test_control_shifted_positions_show(tiny, monkeypatch):
 
     monkeypatch.setattr(one_pass, "pack_trie", shifted)
     # Only what starts at the first position is off, by one.
-    assert not tried(tiny).works
+    assert not tried(tiny).passes
 
 
 @pytest.mark.parametrize("by", [-1, 1])
@@ -256,9 +258,9 @@ def test_control_a_window_off_by_one_shows(tiny, monkeypatch, by):
     engine = Engine(model)
     prefix, rows = engine.prefill(text(20, 1)), shaped("documents")
     reference = whole(tiny, model, prefix, rows)
-    right = branching._Rows.mask
+    right = branching.PackedRows.mask
     monkeypatch.setattr(
-        branching._Rows,
+        branching.PackedRows,
         "mask",
         lambda self, kind, held, window: right(self, kind, held, window + by * (window == 16)),
     )

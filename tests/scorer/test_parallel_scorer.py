@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from weighbridge.scorer import ParallelScorer, Rejection, ScoreResult
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.encodings import plan_codes
-from weighbridge.scorer.engine import Timings
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
 from weighbridge.scorer.results import field_result
+from weighbridge.scorer.rows import Timings
 from weighbridge.scorer.schema import Field, FieldKind, Schema
 
 pytestmark = pytest.mark.mlx

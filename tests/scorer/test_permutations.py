@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from weighbridge.scorer import ParallelScorer, Rejection, ScoreResult
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.encodings import Encoding
-from weighbridge.scorer.engine import Mode
 from weighbridge.scorer.errors import CheckpointError, DocumentError
 from weighbridge.scorer.permutations import average_orders
 from weighbridge.scorer.prompts import Layout, prompt_version
 from weighbridge.scorer.resident import resident_checkpoint
+from weighbridge.scorer.rows import Mode
 from weighbridge.scorer.schema import Field, FieldKind, Schema
 
 DOCUMENTS = [

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.encodings import Encoding
-from weighbridge.scorer.engine import common_prefix
 from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError
 from weighbridge.scorer.plan import SchemaPlan, check_text
 from weighbridge.scorer.prompts import Layout
+from weighbridge.scorer.rows import common_prefix
 from weighbridge.scorer.schema import Field, FieldKind, Schema
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple), min_size=1)

@@ -9,7 +9,6 @@ import pytest
 
 from weighbridge.scorer import ParallelScorer, ScoreResult
 from weighbridge.scorer.backend import on_mlx_thread
-from weighbridge.scorer.engine import Mode
 from weighbridge.scorer.prior import (
     EVERYDAY_TEXTS,
     REFERENCE_LIMIT,
@@ -17,6 +16,7 @@ from weighbridge.scorer.prior import (
     reference_texts,
 )
 from weighbridge.scorer.resident import ResidentCheckpoint, resident_checkpoint
+from weighbridge.scorer.rows import Mode
 from weighbridge.scorer.schema import Schema
 
 TEXT = "The invoice was charged twice."

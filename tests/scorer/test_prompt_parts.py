@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.encodings import Encoding
-from weighbridge.scorer.engine import Row
 from weighbridge.scorer.errors import CheckpointError, DocumentError
 from weighbridge.scorer.plan import SchemaPlan, common_ending
 from weighbridge.scorer.prompts import Layout
+from weighbridge.scorer.rows import Row
 from weighbridge.scorer.schema import Schema
 
 COMBINATIONS = [(layout, encoding) for layout in Layout for encoding in Encoding]

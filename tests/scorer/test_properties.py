@@ -16,9 +16,10 @@ from weighbridge.scorer import engine as engine_module
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.caches import Prefix
 from weighbridge.scorer.chat import ChatTokenizer
-from weighbridge.scorer.engine import Engine, Mode
+from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.model_weights import load_model
 from weighbridge.scorer.plan import SchemaPlan
+from weighbridge.scorer.rows import Mode
 from weighbridge.scorer.schema import Schema
 
 pytestmark = pytest.mark.mlx

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weighbridge.scorer.engine import Engine, Mode, Row
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Row
 
 pytestmark = pytest.mark.mlx
 

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache
 
-from weighbridge.scorer import branching, trees
+from weighbridge.scorer import branching
 from weighbridge.scorer.branching import UnmaskedError, pack, pack_twigs
 from weighbridge.scorer.caches import Prefix, arrays
-from weighbridge.scorer.engine import Engine, Row
+from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.heads import relative_difference
+from weighbridge.scorer.rows import Row, common_prefix
 from weighbridge.scorer.trees import Level, at_once, mask_bytes, plant, run_levels
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
@@ -272,7 +273,7 @@ def test_levels_hold_every_row(documents, twigs):
     levels = plant(documents, twigs=twigs)
     if levels is None:
         # A document of which the rows share nothing has no stem.
-        assert any(trees.common_prefix(rows) == 0 for rows in documents)
+        assert any(common_prefix(rows) == 0 for rows in documents)
         return
     assert whole(levels) == [row for rows in documents for row in rows]
     assert all(row for level in levels for row in level.rows)

@@ -6,8 +6,8 @@ from hashlib import sha256
 import pytest
 
 from weighbridge.db.records import BatchTimings, require_recordable
-from weighbridge.scorer.engine import Mode, Timings
 from weighbridge.scorer.results import DecisionKey, FieldResult, Rejection, ScoreResult
+from weighbridge.scorer.rows import Mode, Timings
 from weighbridge.scorer.schema import Choice, FieldKind
 from weighbridge.scorer.temperature import TemperatureKind
 from weighbridge.tasks.convert import answer_records, batch_record, batch_timings
