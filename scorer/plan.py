@@ -5,7 +5,6 @@ documents: codes and label paths at the real answer boundary, the number of
 control tokens, and the leading tokens that all documents share.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from weighbridge.scorer.encodings import (
 from weighbridge.scorer.engine import Row, common_prefix
 from weighbridge.scorer.errors import CheckpointError, DocumentError
 from weighbridge.scorer.prior import reference_texts
+from weighbridge.scorer.prompt_tokens import PromptTokens, common_ending
 from weighbridge.scorer.prompts import Layout, PromptText
 from weighbridge.scorer.schema import Field, Schema
 
@@ -110,10 +110,11 @@ class SchemaPlan:
         widest = max(len(field.choices) for field in schema.fields)
         codes = code_names(widest, chat.vocabulary) if encoding is Encoding.CODES else ()
         self._text = PromptText(chat, schema, layout, encoding, codes, system)
-        self._probes = [
-            [chat.encode(self.prompt(probe, field)) for field in schema.fields] for probe in _PROBES
-        ]
+        probes = [[self.prompt(probe, field) for field in schema.fields] for probe in _PROBES]
+        self._probes = [[chat.encode(prompt) for prompt in prompts] for prompts in probes]
         self._check_boundary()
+        self._tokens = PromptTokens(chat, probes)
+        self._controls = [chat.control_count(probe) for probe in self._probes[0]]
         self.choices = tuple(
             self._plan_field(field, codes, probe)
             for field, probe in zip(schema.fields, self._probes[0], strict=True)
@@ -211,19 +212,20 @@ class SchemaPlan:
         check_text(text)
         document = self._text.document(text)
         rows: list[Row] = []
-        longest = 0
-        for field, choices, probe in zip(
-            self.schema.fields, self.choices, self._probes[0], strict=True
+        longest, shared = 0, True
+        for number, (field, choices) in enumerate(
+            zip(self.schema.fields, self.choices, strict=True)
         ):
-            prompt = self._chat.encode(self._text.prompt(document, field))
+            prompt = self._tokens.encode(number, self._text.prompt(document, field))
             longest = max(longest, len(prompt) + choices.longest_path)
-            self._chat.check_control_count(prompt, self._chat.control_count(probe))
+            self._chat.check_control_count(prompt, self._controls[number])
+            # A document may merge with the text before it, and then shares less.
+            if choices.branchings and prompt[: len(self.resident)] != self.resident:
+                shared = False
             rows.extend(
                 Row(prompt + branching.path, branching.candidates)
                 for branching in choices.branchings
             )
-        # A document may merge with the text before it, and then shares less.
-        shared = all(row.tokens[: len(self.resident)] == self.resident for row in rows)
         return Prompted(tuple(rows), longest, len(self.resident) if shared else 0)
 
     def choice_logits(self, rows: list[np.ndarray]) -> list[tuple[float, ...]]:
@@ -316,14 +318,6 @@ class SchemaPlan:
                 hint="use --encoding labels with this tokenizer",
             )
         return tokens
-
-
-def common_ending(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens at their end two rows have in common."""
-    ending = 0
-    while ending < min(len(first), len(second)) and first[-1 - ending] == second[-1 - ending]:
-        ending += 1
-    return ending
 
 
 def check_text(text: str) -> None:
