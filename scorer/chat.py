@@ -53,6 +53,10 @@ _CLOCK = "".join(
 same document would be another question tomorrow, and its stored answer would not say so."""
 
 
+BARE = True
+"""Whether the tokenizers library is asked directly: for measuring what that brings."""
+
+
 class ChatTokenizer:
     """Renders chats to text and text to tokens. Touches no weights and no MLX.
 
@@ -99,7 +103,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a rendered prompt; nothing is added at its ends."""
-        if self._backend is not None:
+        if BARE and self._backend is not None:
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
             return tuple(encoded.ids)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
