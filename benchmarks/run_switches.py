@@ -50,6 +50,12 @@ SWITCHES = {
     "overlap": Switch(
         "recorded and planned while scored", "weighbridge.flows.ahead", "OVERLAP", False
     ),
+    "prepared": Switch(
+        "a waiting batch made ready meanwhile", "weighbridge.flows.ahead", "PREPARED", False
+    ),
+    "prepared, embedded model": Switch(
+        "the same beside a real model", "weighbridge.flows.ahead", "PREPARED", False, embedded=True
+    ),
     "overlap, embedded model": Switch(
         "the same beside a real model", "weighbridge.flows.ahead", "OVERLAP", False, embedded=True
     ),

@@ -5,6 +5,8 @@ documents: codes and label paths at the real answer boundary, the number of
 control tokens, and the leading tokens that all documents share.
 """
 
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +30,9 @@ from weighbridge.scorer.schema import Field, Schema
 
 _PROBES = ("x", "1 y")
 
+AHEAD_TOKENS = 2**20
+"""Most tokens that rows which are kept ready may have, at 8 bytes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
@@ -37,11 +42,13 @@ class Prompted:
         rows: All rows of all fields, field by field.
         input_tokens: Tokens of the longest row.
         resident_tokens: Leading tokens that it shares with other documents.
+        seconds: What making the rows took.
     """
 
     rows: tuple[Row, ...]
     input_tokens: int
     resident_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ class SchemaPlan:
         self.schema = schema
         self.max_input_tokens = max_input_tokens
         self._chat = chat
+        self._ahead: dict[str, Prompted] = {}
         self._encoding = encoding
         widest = max(len(field.choices) for field in schema.fields)
         codes = code_names(widest, chat.vocabulary) if encoding is Encoding.CODES else ()
@@ -140,7 +148,7 @@ class SchemaPlan:
             DocumentError: The document is empty, is not encodable, makes
                 control tokens, or is too long; nothing is ever cut.
         """
-        prompted = self._rows(text)
+        prompted = self._ahead.pop(text, None) or self._rows(text)
         if prompted.input_tokens > self.max_input_tokens:
             raise DocumentError(
                 f"a prompt must have at most {self.max_input_tokens} tokens, "
@@ -149,6 +157,25 @@ class SchemaPlan:
                 code="document.too_long",
             )
         return prompted
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Keep the rows of documents ready for `rows`, each for one call of it.
+
+        May be called while another thread asks for rows. Stops where much is kept already.
+        """
+        kept = sum(
+            len(row.tokens) for prompted in list(self._ahead.values()) for row in prompted.rows
+        )
+        for text in texts:
+            if kept > AHEAD_TOKENS:
+                return
+            with suppress(DocumentError):  # `rows` is to say so
+                prompted = self._ahead[text] = self._rows(text)
+                kept += sum(len(row.tokens) for row in prompted.rows)
+
+    def forget(self) -> None:
+        """Let go of rows that were prepared and not asked for."""
+        self._ahead.clear()
 
     def input_tokens(self, text: str) -> int:
         """Count the tokens of a document's longest row, whatever the limit.
@@ -209,6 +236,7 @@ class SchemaPlan:
         return references
 
     def _rows(self, text: str) -> Prompted:
+        start = time.perf_counter()
         check_text(text)
         document = self._text.document(text)
         rows: list[Row] = []
@@ -226,7 +254,8 @@ class SchemaPlan:
                 Row(prompt + branching.path, branching.candidates)
                 for branching in choices.branchings
             )
-        return Prompted(tuple(rows), longest, len(self.resident) if shared else 0)
+        resident = len(self.resident) if shared else 0
+        return Prompted(tuple(rows), longest, resident, time.perf_counter() - start)
 
     def choice_logits(self, rows: list[np.ndarray]) -> list[tuple[float, ...]]:
         """Return the logits of every field's choices from the logits of all rows."""
