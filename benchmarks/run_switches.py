@@ -75,8 +75,10 @@ def switched(measure: Measure, times: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for embedded in (False, True):
         names = [name for name, each in SWITCHES.items() if each.embedded == embedded]
+        order = [None, *names]
+        # Back and forth: a machine grows warmer, or busier, in one direction.
         rounds = [
-            {name: measure(name, embedded, number) for name in (None, *names)}
+            {name: measure(name, embedded, number) for name in order[:: (-1) ** number]}
             for number in range(times)
         ]
         on = "all on, embedded model" if embedded else ALL_ON
