@@ -114,15 +114,14 @@ MEASURES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 class ModelTime:
-    """Counts the processor time of loading and scoring, of all threads but the flow's.
+    """Counts the processor time of loading and scoring, of all threads but the flow's own.
 
-    While the model works, the flow's thread waits or records: what it does meanwhile is
-    no part of the model.
+    While the model works, the flow's thread waits or records and another makes the next batch
+    ready: what they do meanwhile is no part of the model.
     """
 
     def __init__(self) -> None:
         self.cpu = self.wall = 0.0
-        self._clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         self._depth = 0
 
     def __enter__(self) -> "ModelTime":
@@ -151,7 +150,13 @@ class ModelTime:
         return call
 
     def _others(self) -> float:
-        return time.process_time() - time.clock_gettime(self._clock)
+        flow = (
+            each.ident
+            for each in threading.enumerate()
+            if each is threading.main_thread() or each.name.startswith("weighbridge-preparing")
+        )
+        clocks = [time.pthread_getcpuclockid(ident) for ident in flow if ident]
+        return time.process_time() - sum(map(time.clock_gettime, clocks))
 
 
 def scored(

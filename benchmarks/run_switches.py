@@ -36,7 +36,7 @@ SWITCHES = {
         "the document encoded once for all fields", "weighbridge.scorer.prompt_tokens", "CUT", False
     ),
     "bare": Switch(
-        "the tokenizers library asked directly", "weighbridge.scorer.chat", "BARE", False
+        "the tokenizers library asked directly", "weighbridge.scorer.bare", "BARE", False
     ),
     "unsearched": Switch(
         "arguments of tasks not searched", "weighbridge.tasks.direct", "SEARCHED", True

@@ -8,6 +8,8 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from weighbridge.scorer import bare
+from weighbridge.scorer.bare import bare_tokenizer
 from weighbridge.scorer.errors import CheckpointError, DocumentError, quoted
 from weighbridge.scorer.token_ends import NOWHERE, known_token_ends
 
@@ -53,10 +55,6 @@ _CLOCK = "".join(
 same document would be another question tomorrow, and its stored answer would not say so."""
 
 
-BARE = True
-"""Whether the tokenizers library is asked directly: for measuring what that brings."""
-
-
 class ChatTokenizer:
     """Renders chats to text and text to tokens. Touches no weights and no MLX.
 
@@ -68,7 +66,7 @@ class ChatTokenizer:
         if not getattr(tokenizer, "chat_template", None):
             raise no_chat_template()
         self._tokenizer = tokenizer
-        self._backend = _bare(tokenizer)
+        self._backend = bare_tokenizer(tokenizer)
         # All fields, and all orders of the choices, ask for the same document in turn.
         self.encode_once = lru_cache(maxsize=1)(self.encode)
         self.encode_character = cache(self.encode)
@@ -103,7 +101,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a rendered prompt; nothing is added at its ends."""
-        if BARE and self._backend is not None:
+        if bare.BARE and self._backend is not None:
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
             return tuple(encoded.ids)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
@@ -188,6 +186,11 @@ class ChatTokenizer:
                 "from text that this tokenizer normalises into them",
                 code="document.control_tokens",
             )
+
+    @property
+    def for_threads(self) -> bool:
+        """Whether several threads may encode at a time: the library knows no state."""
+        return self._backend is not None
 
     @cached_property
     def token_ends(self) -> re.Pattern[str]:
@@ -306,28 +309,6 @@ class ChatTokenizer:
                 f"a chat template must render a chat, got: {first_line(error)}",
                 hint="check the chat template of the checkpoint",
             ) from error
-
-
-def _bare(tokenizer: Any) -> Any | None:
-    """Return the library's tokenizer behind one of transformers; None where it is not all.
-
-    transformers turns what it returns into lists of several kinds, with the places of the
-    tokens in the text, which takes a third of the time.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    kind = type(tokenizer)
-    names = ("encode", "_encode_plus")
-    if not issubclass(kind, PreTrainedTokenizerFast) or tokenizer.split_special_tokens:
-        return None
-    if any(getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in names):
-        return None
-    backend = tokenizer.backend_tokenizer
-    # transformers sets these on each call, and what is stored may say otherwise.
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = False
-    return backend
 
 
 def _as_stored(tokenizer: Any, folder: Path) -> Any:

@@ -161,8 +161,11 @@ class SchemaPlan:
     def prepare(self, texts: Iterable[str]) -> None:
         """Keep the rows of documents ready for `rows`, each for one call of it.
 
-        May be called while another thread asks for rows. Stops where much is kept already.
+        May be called while another thread asks for rows. Keeps none where the tokenizer cannot
+        serve two threads, and stops where much is kept already.
         """
+        if not self._chat.for_threads:
+            return
         kept = sum(
             len(row.tokens) for prompted in list(self._ahead.values()) for row in prompted.rows
         )
