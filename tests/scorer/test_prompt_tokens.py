@@ -180,6 +180,9 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_asked(tiny):
     # The library behind it would give the tokens of the text as it is.
     assert ChatTokenizer(shouting).encode("a word") == ChatTokenizer(plain).encode("A WORD")
     assert ChatTokenizer(shouting).token_ends == NOWHERE
+    # What it keeps between two calls is not known either.
+    assert not ChatTokenizer(shouting).for_threads
+    assert ChatTokenizer(plain).for_threads
 
 
 def test_what_a_tokenizer_stores_about_lengths_is_no_matter(tiny):
