@@ -2,7 +2,8 @@
 
 The model needs the flow's thread for nothing, so another thread waits for it. Two batches
 are in flight at most: one is scored, one waits to be scored or to be recorded. They are
-recorded in the order they were planned, by the flow's thread.
+recorded in the order they were planned, by the flow's thread. The texts of the one that waits
+are made ready by a third thread, so that the model does not wait for tokens.
 """
 
 import contextvars
@@ -18,6 +19,9 @@ from weighbridge.tasks.stopping import Stopped
 
 OVERLAP = True
 """Whether a batch is scored while another is recorded: for measuring what that brings."""
+
+PREPARED = True
+"""Whether a batch that waits is made ready meanwhile: for measuring what that brings."""
 
 Results = Sequence[ScoreResult | Rejection]
 
@@ -35,6 +39,7 @@ def score_ahead(
     batches: Iterable[Batch],
     score: Callable[[Batch], Results],
     record: Callable[[Batch, Callable[[], Scored]], None],
+    prepare: Callable[[Batch], None] = lambda _: None,
 ) -> None:
     """Score batches one after the other, and record each while the next one is scored.
 
@@ -45,6 +50,8 @@ def score_ahead(
         batches: As planned with `ahead`; raises `Stopped` where the run should end.
         score: Scores the texts of a batch; called in a thread of its own, in this context.
         record: Called in this thread, in order, with a batch and what waits for its results.
+        prepare: Makes a batch ready to be scored; called in a thread of its own, and has ended
+            before its scoring begins.
     """
     held: tuple[Batch, Callable[[], Scored]] | None = None
     with _scoring_thread() as start:
@@ -60,7 +67,7 @@ def score_ahead(
                 break
             coming: Callable[[], Scored] = Scored
             if batch.texts:
-                coming = start(batch, score)
+                coming = start(batch, prepare, score)
             if held is not None:
                 record(*held)
             held = (batch, coming) if len(batch) else None
@@ -71,24 +78,35 @@ def score_ahead(
             record(*held)
 
 
-_Start = Callable[[Batch, Callable[[Batch], Results]], Callable[[], Scored]]
+_Start = Callable[
+    [Batch, Callable[[Batch], None], Callable[[Batch], Results]], Callable[[], Scored]
+]
 
 
 @contextmanager
 def _scoring_thread() -> Generator[_Start]:
-    thread = ThreadPoolExecutor(1, thread_name_prefix="weighbridge-scoring")
+    scoring = ThreadPoolExecutor(1, thread_name_prefix="weighbridge-scoring")
+    preparing = ThreadPoolExecutor(1, thread_name_prefix="weighbridge-preparing")
 
-    def start(batch: Batch, score: Callable[[Batch], Results]) -> Callable[[], Scored]:
+    def start(
+        batch: Batch, prepare: Callable[[Batch], None], score: Callable[[Batch], Results]
+    ) -> Callable[[], Scored]:
+        ready = preparing.submit(prepare, batch) if OVERLAP and PREPARED else None
+
         def timed() -> Scored:
             began = time.perf_counter()
+            if ready is not None:
+                ready.result()
             results = score(batch)
             return Scored(results, began, time.perf_counter())
 
         # Prefect knows by the context which flow run a task belongs to.
-        coming: Future[Scored] = thread.submit(contextvars.copy_context().run, timed)
+        coming: Future[Scored] = scoring.submit(contextvars.copy_context().run, timed)
         return coming.result
 
     try:
         yield start
     finally:
-        thread.shutdown(wait=True, cancel_futures=True)
+        # In this order: what is scored may still wait for what is prepared.
+        scoring.shutdown(wait=True, cancel_futures=True)
+        preparing.shutdown(wait=True, cancel_futures=True)

@@ -26,7 +26,7 @@ from weighbridge.tasks.planning import Batch, BatchSizer
 from weighbridge.tasks.recording import Run, as_begun, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
 from weighbridge.tasks.scorers import ScorerSpec, pinned
-from weighbridge.tasks.scoring import score_batch
+from weighbridge.tasks.scoring import preparing, score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import count_records, read_documents
 from weighbridge.tasks.stopping import watched
@@ -181,8 +181,8 @@ def _score_all(
         progress.update(told.done)
         report(Progress("scoring", told.done, told.total))
 
-    with stages.at("telling"):
-        score_ahead(planned(), score, record)
+    with stages.at("telling"), preparing(run.scorer, schema) as prepare:
+        score_ahead(planned(), score, record, lambda batch: prepare(batch.texts))
 
 
 def _wait_for_turn(run: Run, done: int, total: int) -> None:

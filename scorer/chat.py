@@ -4,11 +4,14 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from weighbridge.scorer import bare
+from weighbridge.scorer.bare import bare_tokenizer
 from weighbridge.scorer.errors import CheckpointError, DocumentError, quoted
+from weighbridge.scorer.token_ends import NOWHERE, known_token_ends
 
 Message = dict[str, str]
 
@@ -63,6 +66,10 @@ class ChatTokenizer:
         if not getattr(tokenizer, "chat_template", None):
             raise no_chat_template()
         self._tokenizer = tokenizer
+        self._backend = bare_tokenizer(tokenizer)
+        # All fields, and all orders of the choices, ask for the same document in turn.
+        self.encode_once = lru_cache(maxsize=1)(self.encode)
+        self.encode_character = cache(self.encode)
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -94,6 +101,9 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a rendered prompt; nothing is added at its ends."""
+        if bare.BARE and self._backend is not None:
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            return tuple(encoded.ids)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def encode_with_ends(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -161,7 +171,7 @@ class ChatTokenizer:
 
     def control_count(self, tokens: Sequence[int]) -> int:
         """Count the control tokens in a prompt."""
-        return sum(token in self.control_tokens for token in tokens)
+        return sum(map(self.control_tokens.__contains__, tokens))
 
     def check_control_count(self, tokens: Sequence[int], expected: int) -> None:
         """Refuse a prompt in which a document made control tokens of its own.
@@ -176,6 +186,18 @@ class ChatTokenizer:
                 "from text that this tokenizer normalises into them",
                 code="document.control_tokens",
             )
+
+    @property
+    def for_threads(self) -> bool:
+        """Whether several threads may encode at a time: the library knows no state."""
+        return self._backend is not None
+
+    @cached_property
+    def token_ends(self) -> re.Pattern[str]:
+        """What matches the places in a text where a token is known to end."""
+        if self._backend is None:
+            return NOWHERE
+        return known_token_ends(self._backend, self._tokenizer.get_vocab)
 
     @cached_property
     def vocabulary(self) -> frozenset[str]:

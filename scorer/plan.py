@@ -5,7 +5,8 @@ documents: codes and label paths at the real answer boundary, the number of
 control tokens, and the leading tokens that all documents share.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +23,15 @@ from weighbridge.scorer.encodings import (
 )
 from weighbridge.scorer.errors import CheckpointError, DocumentError
 from weighbridge.scorer.prior import reference_texts
+from weighbridge.scorer.prompt_tokens import PromptTokens, common_ending
 from weighbridge.scorer.prompts import Layout, PromptText
 from weighbridge.scorer.rows import Row, common_prefix
 from weighbridge.scorer.schema import Field, Schema
 
 _PROBES = ("x", "1 y")
+
+AHEAD_TOKENS = 2**20
+"""Most tokens that rows which are kept ready may have, at 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,13 @@ class Prompted:
         rows: All rows of all fields, field by field.
         input_tokens: Tokens of the longest row.
         resident_tokens: Leading tokens that it shares with other documents.
+        seconds: What making the rows took.
     """
 
     rows: tuple[Row, ...]
     input_tokens: int
     resident_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +113,16 @@ class SchemaPlan:
         self.schema = schema
         self.max_input_tokens = max_input_tokens
         self._chat = chat
+        self._ahead: dict[str, Prompted] = {}
         self._encoding = encoding
         widest = max(len(field.choices) for field in schema.fields)
         codes = code_names(widest, chat.vocabulary) if encoding is Encoding.CODES else ()
         self._text = PromptText(chat, schema, layout, encoding, codes, system)
-        self._probes = [
-            [chat.encode(self.prompt(probe, field)) for field in schema.fields] for probe in _PROBES
-        ]
+        probes = [[self.prompt(probe, field) for field in schema.fields] for probe in _PROBES]
+        self._probes = [[chat.encode(prompt) for prompt in prompts] for prompts in probes]
         self._check_boundary()
+        self._tokens = PromptTokens(chat, probes)
+        self._controls = [chat.control_count(probe) for probe in self._probes[0]]
         self.choices = tuple(
             self._plan_field(field, codes, probe)
             for field, probe in zip(schema.fields, self._probes[0], strict=True)
@@ -139,7 +148,7 @@ class SchemaPlan:
             DocumentError: The document is empty, is not encodable, makes
                 control tokens, or is too long; nothing is ever cut.
         """
-        prompted = self._rows(text)
+        prompted = self._ahead.pop(text, None) or self._rows(text)
         if prompted.input_tokens > self.max_input_tokens:
             raise DocumentError(
                 f"a prompt must have at most {self.max_input_tokens} tokens, "
@@ -148,6 +157,28 @@ class SchemaPlan:
                 code="document.too_long",
             )
         return prompted
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Keep the rows of documents ready for `rows`, each for one call of it.
+
+        May be called while another thread asks for rows. Keeps none where the tokenizer cannot
+        serve two threads, and stops where much is kept already.
+        """
+        if not self._chat.for_threads:
+            return
+        kept = sum(
+            len(row.tokens) for prompted in list(self._ahead.values()) for row in prompted.rows
+        )
+        for text in texts:
+            if kept > AHEAD_TOKENS:
+                return
+            with suppress(DocumentError):  # `rows` is to say so
+                prompted = self._ahead[text] = self._rows(text)
+                kept += sum(len(row.tokens) for row in prompted.rows)
+
+    def forget(self) -> None:
+        """Let go of rows that were prepared and not asked for."""
+        self._ahead.clear()
 
     def input_tokens(self, text: str) -> int:
         """Count the tokens of a document's longest row, whatever the limit.
@@ -208,23 +239,26 @@ class SchemaPlan:
         return references
 
     def _rows(self, text: str) -> Prompted:
+        start = time.perf_counter()
         check_text(text)
         document = self._text.document(text)
         rows: list[Row] = []
-        longest = 0
-        for field, choices, probe in zip(
-            self.schema.fields, self.choices, self._probes[0], strict=True
+        longest, shared = 0, True
+        for number, (field, choices) in enumerate(
+            zip(self.schema.fields, self.choices, strict=True)
         ):
-            prompt = self._chat.encode(self._text.prompt(document, field))
+            prompt = self._tokens.encode(number, self._text.prompt(document, field))
             longest = max(longest, len(prompt) + choices.longest_path)
-            self._chat.check_control_count(prompt, self._chat.control_count(probe))
+            self._chat.check_control_count(prompt, self._controls[number])
+            # A document may merge with the text before it, and then shares less.
+            if choices.branchings and prompt[: len(self.resident)] != self.resident:
+                shared = False
             rows.extend(
                 Row(prompt + branching.path, branching.candidates)
                 for branching in choices.branchings
             )
-        # A document may merge with the text before it, and then shares less.
-        shared = all(row.tokens[: len(self.resident)] == self.resident for row in rows)
-        return Prompted(tuple(rows), longest, len(self.resident) if shared else 0)
+        resident = len(self.resident) if shared else 0
+        return Prompted(tuple(rows), longest, resident, time.perf_counter() - start)
 
     def choice_logits(self, rows: list[np.ndarray]) -> list[tuple[float, ...]]:
         """Return the logits of every field's choices from the logits of all rows."""
@@ -316,14 +350,6 @@ class SchemaPlan:
                 hint="use --encoding labels with this tokenizer",
             )
         return tokens
-
-
-def common_ending(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens at their end two rows have in common."""
-    ending = 0
-    while ending < min(len(first), len(second)) and first[-1 - ending] == second[-1 - ending]:
-        ending += 1
-    return ending
 
 
 def check_text(text: str) -> None:

@@ -1,10 +1,12 @@
 """The task that scores a batch of texts with the resident checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import get_run_logger
 
+from weighbridge.scorer.parallel_scorer import ParallelScorer
 from weighbridge.scorer.results import Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
 from weighbridge.tasks.direct import direct_task
@@ -53,3 +55,27 @@ def score_batch(
         sum(result.timings.prefix_tokens + result.timings.suffix_tokens for result in done),
     )
     return results
+
+
+@contextmanager
+def preparing(scorer: ParallelScorer, schema: Schema) -> Generator[Callable[[Sequence[str]], None]]:
+    """Make texts ready for `score_batch` while it scores others.
+
+    Gives a function that takes the texts of a later batch, in any thread; it needs no weights.
+    What was not scored at the end of the block is forgotten.
+
+    Args:
+        scorer: Of the checkpoint that is to score them.
+        schema: The questions.
+    """
+    orders = tuple(dict.fromkeys(scorer.plans(schema)))
+
+    def prepare(texts: Sequence[str]) -> None:
+        for plan in orders:
+            plan.prepare(texts)
+
+    try:
+        yield prepare
+    finally:
+        for plan in orders:
+            plan.forget()

@@ -120,3 +120,46 @@ def test_nothing_is_scored_any_more_when_it_is_over(error: type[BaseException]):
         score_ahead(batches(), score, lambda *_: None)
     assert not at_work.is_set()
     assert not [each for each in threading.enumerate() if "weighbridge-scoring" in each.name]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_batch_that_waits_is_made_ready_while_another_is_scored(
+    monkeypatch: pytest.MonkeyPatch, prepared: bool
+):
+    monkeypatch.setattr(ahead, "PREPARED", prepared)
+    ready, second_ready = set[str](), threading.Event()
+    met: list[bool] = []
+
+    def prepare(batch: Batch) -> None:
+        ready.update(batch.texts)
+        if batch.texts == ("b",):
+            second_ready.set()
+
+    def score(batch: Batch) -> list[Rejection]:
+        # Its own texts are always ready, and those of the next one while it is scored.
+        assert ready.issuperset(batch.texts) == prepared
+        if batch.texts == ("a",):
+            met.append(second_ready.wait(WAIT if prepared else 0.2))
+        return answer(batch)
+
+    def record(_: Batch, coming: Callable[[], Scored]) -> None:
+        coming()
+
+    score_ahead(iter([batch("a"), batch("b")]), score, record, prepare)
+    assert met == [prepared]
+
+
+def test_a_batch_that_cannot_be_made_ready_fails_where_it_is_scored():
+    def prepare(batch: Batch) -> None:
+        if batch.texts == ("b",):
+            raise RuntimeError("no room")
+
+    recorded: list[list[str]] = []
+
+    def record(_: Batch, coming: Callable[[], Scored]) -> None:
+        recorded.append(said(coming()))
+
+    with pytest.raises(RuntimeError, match="no room"):
+        score_ahead(iter([batch("a"), batch("b"), batch("c")]), answer, record, prepare)
+    # What was scored before it is kept.
+    assert recorded == [["a"]]

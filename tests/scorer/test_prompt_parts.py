@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import CheckpointError, DocumentError
-from weighbridge.scorer.plan import SchemaPlan, common_ending
+from weighbridge.scorer.plan import SchemaPlan
+from weighbridge.scorer.prompt_tokens import common_ending
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.rows import Row
 from weighbridge.scorer.schema import Schema
