@@ -131,12 +131,13 @@ def measure_flow(given: argparse.Namespace) -> dict[str, Any]:
 
     def counted(self: ResidentCheckpoint, *arguments: Any) -> Any:
         nonlocal done, peak
-        logits, timings = plain(self, *arguments)
-        done, peak = done + 1, max(peak, timings.peak_bytes)
+        scored = plain(self, *arguments)
+        done += len(scored)
+        peak = max(peak, *(timings.peak_bytes for _, timings in scored))
         if done * SAMPLES >= given.documents * (len(samples) + 1):
             samples.append(sample(done, peak))
             peak = 0
-        return logits, timings
+        return scored
 
     setattr(ResidentCheckpoint, "score", counted)  # noqa: B010 - or its type would not fit
     request = {"documents": str(path), "schema": str(SCHEMA), "allow_uncalibrated": True}

@@ -1,6 +1,5 @@
 """The scorer as a library: one checkpoint, many documents, typed answers."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,22 +7,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel
 
 from weighbridge.scorer.backend import on_mlx_thread
-from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.checkpoint_temperature import checkpoint_temperature
 from weighbridge.scorer.encodings import Encoding
-from weighbridge.scorer.errors import CheckpointError, DocumentError, SchemaError, ScorerError
+from weighbridge.scorer.errors import CheckpointError, DocumentError, ScorerError
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS, average_orders
-from weighbridge.scorer.plan import SchemaPlan
-from weighbridge.scorer.preparing import Ready, prepare
+from weighbridge.scorer.plan import Prompted, SchemaPlan
+from weighbridge.scorer.preparing import prepare
 from weighbridge.scorer.prompts import Layout, prompt_version
-from weighbridge.scorer.pydantic_schema import schema_of_model
+from weighbridge.scorer.pydantic_schema import SchemaLike, as_schema
 from weighbridge.scorer.resident import resident_checkpoint
 from weighbridge.scorer.results import (
     DecisionKey,
@@ -32,11 +29,10 @@ from weighbridge.scorer.results import (
     ScoreResult,
     field_result,
 )
-from weighbridge.scorer.rows import Mode, Timings
+from weighbridge.scorer.rows import Mode, Scored, Timings
 from weighbridge.scorer.schema import Schema
 from weighbridge.scorer.temperature import TemperatureKind
 
-SchemaLike = Schema | Mapping[str, Any] | type[BaseModel]
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
@@ -232,7 +228,7 @@ class ParallelScorer:
         mode: str = "auto",
         field_batch_size: int | None = None,
     ) -> list[ScoreResult | Rejection]:
-        """Score documents one after the other; a bad one does not stop the rest.
+        """Score documents, short ones together where that is faster; a bad one stops no other.
 
         Args:
             contexts: The documents.
@@ -257,10 +253,10 @@ class ParallelScorer:
         prepared = [prepare(orders, context) for context in contexts]
         # Documents without rows need no weights: a batch of rejections loads none.
         needs_model = any(
-            ready.prompted.rows
+            prompted.rows
             for each in prepared
             if not isinstance(each, Rejection)
-            for ready in each
+            for prompted in each
         )
 
         def run() -> list[ScoreResult | Rejection]:
@@ -270,10 +266,14 @@ class ParallelScorer:
             # An order at a time, for its resident prefix to serve all documents before the
             # next order's takes its place.
             for number, plan in enumerate(orders):
-                for each, found in zip(prepared, said, strict=True):
-                    if not isinstance(each, Rejection):
-                        ready = each[number]
-                        found.append(self._score_ready(plan, ready, chosen, field_batch_size))
+                asked = {
+                    place: each[number]
+                    for place, each in enumerate(prepared)
+                    if not isinstance(each, Rejection)
+                }
+                answers = self._ask(plan, list(asked.values()), chosen, field_batch_size)
+                for place, answer in zip(asked, answers, strict=True):
+                    said[place].append(answer)
             return [self._result(plans, dict(zip(orders, each, strict=False))) for each in said]
 
         if not needs_model:
@@ -288,17 +288,28 @@ class ParallelScorer:
         with nullcontext() if self._loading is None else self._loading(self):
             on_mlx_thread(self._resident.load)
 
-    def _score_ready(
-        self, plan: SchemaPlan, ready: Ready, mode: Mode, batch_size: int | None
+    def _ask(
+        self, plan: SchemaPlan, asked: Sequence[Prompted], mode: Mode, batch_size: int | None
+    ) -> "list[_Said | Rejection]":
+        """Ask one order of the choices of documents, all of them at once."""
+        if not any(prompted.rows for prompted in asked):
+            return [self._said(plan, prompted, ([], Timings()), ()) for prompted in asked]
+        prior = self._resident.prior(plan)
+        scored = self._resident.score(asked, mode, batch_size)
+        return [
+            self._said(plan, prompted, each, prior)
+            for prompted, each in zip(asked, scored, strict=True)
+        ]
+
+    def _said(
+        self,
+        plan: SchemaPlan,
+        prompted: Prompted,
+        scored: Scored,
+        prior: tuple[tuple[float, ...], ...],
     ) -> "_Said | Rejection":
-        prompted = ready.prompted
         start = time.perf_counter()
-        prior = self._resident.prior(plan) if prompted.rows else ()
-        rows, timings = (
-            self._resident.score(prompted.rows, mode, batch_size, prompted.resident_tokens)
-            if prompted.rows
-            else ([], Timings())
-        )
+        rows, timings = scored
         logits = plan.choice_logits(rows)
         if prior:
             logits = [
@@ -316,7 +327,8 @@ class ParallelScorer:
                     f"{len(bad)} of {len(values)} are not, the first for choice {bad[0]!r}: "
                     "the document overflows the compute dtype, or the weights are damaged",
                 )
-        seconds = ready.seconds + time.perf_counter() - start
+        model_seconds = timings.prefill_seconds + timings.branch_seconds
+        seconds = prompted.seconds + model_seconds + time.perf_counter() - start
         return _Said(
             tuple(
                 dict(zip(field.keys, values, strict=True))
@@ -359,26 +371,6 @@ class _Said:
 
     logits: tuple[dict[str, float], ...]
     timings: Timings
-
-
-def as_schema(schema: SchemaLike) -> Schema:
-    """Return a schema given as such, as the object of its JSON file, or as a Pydantic model.
-
-    Raises:
-        SchemaError: The object is no schema.
-    """
-    if isinstance(schema, Schema):
-        return schema
-    if isinstance(schema, type):
-        return schema_of_model(schema)
-    try:
-        text = json.dumps(dict(schema))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError(
-            f"a schema must be an object of JSON values, got: {first_line(error)}",
-            hint="give what json.load returns for a schema file",
-        ) from error
-    return Schema.parse(text)
 
 
 def _one_of(kind: type[_Choice], value: str | None, name: str) -> _Choice | None:

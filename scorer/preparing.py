@@ -13,14 +13,6 @@ from weighbridge.scorer.results import Rejection
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A document as rows, and the seconds that took."""
-
-    prompted: Prompted
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """What a document costs, and whether it would be rejected before the model sees it.
 
@@ -34,20 +26,19 @@ class Measured:
     rejection: Rejection | None
 
 
-def prepare(orders: Sequence[SchemaPlan], context: object) -> tuple[Ready, ...] | Rejection:
+def prepare(orders: Sequence[SchemaPlan], context: object) -> tuple[Prompted, ...] | Rejection:
     """Turn a document into the rows of every order of the choices."""
     if not isinstance(context, str):
         return Rejection(
             code="document.not_text",
             message=f"a document must be text, got {type(context).__name__}",
         )
-    made: list[Ready] = []
+    made: list[Prompted] = []
     for plan in orders:
         try:
-            prompted = plan.rows(context)
+            made.append(plan.rows(context))
         except DocumentError as error:
             return Rejection(code=error.code, message=error.message)
-        made.append(Ready(prompted, prompted.seconds))
     return tuple(made)
 
 
@@ -63,7 +54,7 @@ def measure(plans: Sequence[SchemaPlan], context: object) -> Measured:
     orders = tuple(dict.fromkeys(plans))
     prepared = prepare(orders, context)
     if not isinstance(prepared, Rejection):
-        return Measured(max(ready.prompted.input_tokens for ready in prepared), None)
+        return Measured(max(prompted.input_tokens for prompted in prepared), None)
     if prepared.code != "document.too_long":
         return Measured(None, prepared)
     return Measured(max(plan.input_tokens(str(context)) for plan in orders), prepared)

@@ -28,14 +28,38 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from weighbridge.scorer.chat import first_line
 from weighbridge.scorer.errors import SchemaError, quoted, suggestion
 from weighbridge.scorer.schema import Choice, Field, FieldKind, Schema
+
+SchemaLike = Schema | Mapping[str, Any] | type[BaseModel]
+"""A schema, the object of its JSON file, or a Pydantic model."""
 
 _EXTRAS = ("choice_descriptions", "labels", "ordered")
 _ALLOWED = (
     "a field may be bool, Literal of texts, or an Enum whose values are texts; with "
     'json_schema_extra={"ordered": True} its choices are the levels of a score'
 )
+
+
+def as_schema(schema: SchemaLike) -> Schema:
+    """Return a schema given as such, as the object of its JSON file, or as a Pydantic model.
+
+    Raises:
+        SchemaError: The object is no schema.
+    """
+    if isinstance(schema, Schema):
+        return schema
+    if isinstance(schema, type):
+        return schema_of_model(schema)
+    try:
+        text = json.dumps(dict(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(
+            f"a schema must be an object of JSON values, got: {first_line(error)}",
+            hint="give what json.load returns for a schema file",
+        ) from error
+    return Schema.parse(text)
 
 
 def schema_of_model(model: type) -> Schema:

@@ -9,12 +9,11 @@ import math
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from weighbridge.scorer import gated_delta
 from weighbridge.scorer.backend import (
@@ -35,7 +34,7 @@ from weighbridge.scorer.permutations import MAX_PERMUTATIONS
 from weighbridge.scorer.plan import SchemaPlan
 from weighbridge.scorer.prior import label_prior
 from weighbridge.scorer.prompts import Layout
-from weighbridge.scorer.rows import Mode, Row, Timings
+from weighbridge.scorer.rows import Asked, Mode, Scored
 from weighbridge.scorer.schema import Schema
 
 logger = logging.getLogger(__name__)
@@ -125,10 +124,8 @@ class ResidentCheckpoint:
             self._plans.popitem(last=False)
         return plan
 
-    def score(
-        self, rows: tuple[Row, ...], mode: Mode, batch_size: int | None, resident_tokens: int
-    ) -> tuple[list[np.ndarray], Timings]:
-        """Score the rows of one document, loading the weights on first need.
+    def score(self, documents: Sequence[Asked], mode: Mode, batch_size: int | None) -> list[Scored]:
+        """Score the rows of documents as `Engine.score_documents`; load weights on first need.
 
         Call on the MLX thread.
         """
@@ -136,9 +133,7 @@ class ResidentCheckpoint:
             engine = self.load()
             if not self.branching:
                 mode = Mode.INDEPENDENT
-            return engine.score(
-                rows, mode=mode, batch_size=batch_size, resident_tokens=resident_tokens
-            )
+            return engine.score_documents(documents, mode=mode, batch_size=batch_size)
 
     def prior(self, plan: SchemaPlan) -> tuple[tuple[float, ...], ...]:
         """Return the label prior of a plan, measured once; empty where there is none.
@@ -150,10 +145,8 @@ class ResidentCheckpoint:
             references = plan.reference_rows()
             prior = label_prior(
                 [
-                    plan.choice_logits(
-                        self.score(each.rows, Mode.AUTO, None, each.resident_tokens)[0]
-                    )
-                    for each in references
+                    plan.choice_logits(rows)
+                    for rows, _ in (self.score(references, Mode.AUTO, None) if references else ())
                 ]
             )
             for field, means in zip(plan.schema.fields, prior, strict=bool(prior)):

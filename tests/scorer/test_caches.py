@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from weighbridge.scorer import engine as engine_module
+from weighbridge.scorer import passes as passes_module
 from weighbridge.scorer.caches import Prefix, PrefixStore, empty_prefix, fork
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.rows import Mode
@@ -74,7 +75,8 @@ def test_control_a_fork_that_shares_arrays_is_seen(tiny, monkeypatch):
     engine = Engine(tiny.model())
     prefix = engine.prefill(tiny.rows(20, [1])[0].tokens[:20])
     before = contents(prefix)
-    monkeypatch.setattr(engine_module, "fork", sharing_fork)
+    for module in (engine_module, passes_module):
+        monkeypatch.setattr(module, "fork", sharing_fork)
     engine._branch(prefix, [(1, 2, 3)], (1, 2))
     # The three tokens now stand in the parent's arrays.
     assert contents(prefix) != before

@@ -13,6 +13,7 @@ import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from weighbridge.scorer import engine as engine_module
+from weighbridge.scorer import passes as passes_module
 from weighbridge.scorer.caches import Prefix, arrays, fork
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.rows import Mode, Row
@@ -64,7 +65,8 @@ def test_a_fork_that_is_no_copy_changes_the_next_document(tiny, monkeypatch, fam
     schema = tuple(range(16))  # a window that is just full
     documents = [[Row((*schema, each, 50, 51, 52), (1, 2, 3))] for each in (40, 41)]
     reference = [engine.score(rows, mode=Mode.INDEPENDENT)[0] for rows in documents]
-    monkeypatch.setattr(engine_module, "fork", sharing)
+    for module in (engine_module, passes_module):
+        monkeypatch.setattr(module, "fork", sharing)
     first, second = [engine.score(rows, resident_tokens=16)[0] for rows in documents]
     # The first document still finds the resident prefix; the second one finds the first one
     # as well, in the recurrent state or rotated into the window.

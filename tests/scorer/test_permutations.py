@@ -180,7 +180,7 @@ def test_one_order_is_bitwise_what_it_was(folder: Path, tiny: Any, encoding: str
 
     def by_hand() -> list[list[float]]:
         prompted = plan.rows(DOCUMENTS[0])
-        rows, _ = resident.score(prompted.rows, Mode.AUTO, None, prompted.resident_tokens)
+        ((rows, _),) = resident.score([prompted], Mode.AUTO, None)
         prior = resident.prior(plan) or [(0.0,) * len(field.choices) for field in schema.fields]
         return [
             [logit - lean for logit, lean in zip(logits, leans, strict=True)]

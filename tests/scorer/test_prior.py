@@ -31,7 +31,7 @@ def uncentred(scorer: ParallelScorer, schema: Schema, text: str) -> list[tuple[f
     """Return the choice logits as the trie gives them, before the prior."""
     plan = scorer.plan(schema)
     resident: ResidentCheckpoint = resident_checkpoint(scorer.info)
-    rows, _ = on_mlx_thread(resident.score, plan.rows(text).rows, Mode.INDEPENDENT, None, 0)
+    ((rows, _),) = on_mlx_thread(resident.score, [plan.rows(text)], Mode.INDEPENDENT, None)
     return plan.choice_logits(rows)
 
 

@@ -286,11 +286,12 @@ def test_schema_prefix_stays_between_documents(folder, tiny):
     first, second = scorer.score_batch([TEXT, "Login is not possible."], tiny.schema())
     assert isinstance(first, ScoreResult)
     assert isinstance(second, ScoreResult)
-    # The first document computes the questions, the second takes them.
-    assert (first.timings.resident_tokens, first.timings.prefills) == (0, 2)
+    # The first document computes the questions, the second takes them. Both are so short that
+    # all behind the questions is one pass.
+    assert (first.timings.resident_tokens, first.timings.prefills) == (0, 1)
     assert (second.timings.resident_tokens, second.timings.prefills) == (
         len(scorer.plan(tiny.schema()).resident),
-        1,
+        0,
     )
 
 
