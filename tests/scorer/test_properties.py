@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.scorer import ParallelScorer, ScoreResult
-from weighbridge.scorer import engine as engine_module
+from weighbridge.scorer import passes as passes_module
 from weighbridge.scorer.backend import on_mlx_thread
 from weighbridge.scorer.caches import Prefix
 from weighbridge.scorer.chat import ChatTokenizer
@@ -89,6 +89,11 @@ def test_a_folder_holds_the_model_it_was_made_from(tiny, tmp_path, architecture,
 
 # --- other documents ---
 
+TOGETHER = {"qwen3_5"}
+"""Of which short documents are computed together, and rounded otherwise."""
+
+ROUNDING = 1e-5
+
 TEXTS = st.text(max_size=30)
 BATCHES = st.tuples(
     st.lists(TEXTS, max_size=2), st.lists(TEXTS, max_size=2), st.integers(1, 20), TEXTS
@@ -119,9 +124,12 @@ def test_other_documents_never_change_an_answer(
         ([TEXT], [TEXT]),  # repeated
     ):
         found = scorer.score_batch([*neighbours[0], TEXT, *neighbours[1]], schema, mode)
-        # Documents are computed one by one, so not even the last bit may differ. Neighbours
-        # may be rejected (empty, control characters): that must not matter either.
-        assert logits(found[len(neighbours[0])]) == alone
+        # Neighbours may be rejected (empty, control characters): that must not matter either.
+        answer = logits(found[len(neighbours[0])])
+        if architecture in TOGETHER:
+            assert answer == pytest.approx(alone, abs=ROUNDING)
+        else:  # documents are computed one by one, so not even the last bit may differ
+            assert answer == alone
 
 
 def test_control_a_document_that_leaves_traces_shows(folder_of, tiny, monkeypatch):
@@ -134,10 +142,11 @@ def test_control_a_document_that_leaves_traces_shows(folder_of, tiny, monkeypatc
             return fork(prefix, rows)
         return [type(cache).from_state(cache.state) for cache in prefix.caches]
 
-    fork = engine_module.fork
-    monkeypatch.setattr(engine_module, "fork", sharing)
+    fork = passes_module.fork
+    monkeypatch.setattr(passes_module, "fork", sharing)
     try:
-        _, found = scorer.score_batch(["Thanks!", TEXT], schema)
+        scorer.score("Thanks!", schema)
+        found = scorer.score(TEXT, schema)
     finally:
         scorer._resident.release()
     # The resident prefix has read "Thanks!" into its recurrent state.
