@@ -32,6 +32,7 @@ DOCUMENTS = ((3, 30), (8, 30), (8, 1000))
 """Fields, and tokens of a document."""
 
 SWITCHED = (8, 1953)
+SWITCHED_DOCUMENTS = (3, 30)
 BRANCHED = (32, 2048)
 LABELLED = (8, 950)
 WHOLE = 2**20
@@ -49,26 +50,41 @@ class Switch:
 
     Attributes:
         name: What it is called.
+        used: Whether it is in use on a model, by its engine.
         engine: Arguments of an `Engine` without it.
         around: Entered while scoring without it.
-        needs: Part of the name of a layer without which a model does not use it.
     """
 
     name: str
+    used: "Callable[[Bench, Engine], bool]"
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
     around: "Callable[[], AbstractContextManager[None]]" = nullcontext
-    needs: str = ""
 
 
 def switches() -> tuple[Switch, ...]:
-    """Return every optimization that can be turned off."""
+    """Return the optimizations of one long document that can be turned off."""
     from weighbridge.scorer.reference import stock_gated_delta
 
     return (
-        Switch("packed branches", engine={"packed": False}),
-        Switch("prefill in chunks", engine={"chunk": WHOLE}),
-        Switch("gated delta in chunks", around=stock_gated_delta, needs="GatedDelta"),
+        Switch("packed branches", lambda _, engine: not engine.passes, {"packed": False}),
+        Switch("prefill in chunks", lambda _bench, _engine: True, {"chunk": WHOLE}),
+        Switch(
+            "gated delta in chunks",
+            lambda bench, _: bench.has("GatedDelta") and bench.backend.device == "cpu",
+            around=stock_gated_delta,
+        ),
     )
+
+
+DOCUMENT_SWITCHES = (
+    Switch("one pass behind a prefix", lambda _, engine: engine.passes, {"one_pass": False}),
+    Switch(
+        "short documents together",
+        lambda bench, engine: bool(bench.backend.pass_tokens) if engine.passes else engine.trees,
+        {"together": False, "pass_tokens": 0},
+    ),
+)
+"""Those of many short documents."""
 
 
 def scenario_names() -> list[str]:
@@ -77,6 +93,7 @@ def scenario_names() -> list[str]:
         *(f"{fields}x{shared}" for fields, shared in PUBLISHED),
         *(f"documents-{fields}x{tokens}" for fields, tokens in DOCUMENTS),
         "switches",
+        "switches-documents",
         "labels",
         "memory",
     ]
@@ -107,7 +124,11 @@ class Bench:
         from weighbridge.scorer.engine import Engine
         from weighbridge.scorer.errors import CheckpointError
 
-        settings: dict[str, Any] = {"chunk": self.backend.chunk, **arguments}
+        settings: dict[str, Any] = {
+            "chunk": self.backend.chunk,
+            "pass_tokens": self.backend.pass_tokens,
+            **arguments,
+        }
         made = Engine(model, **settings)
         made.check_head(self.tolerance)
         apart = made.probe()
@@ -195,7 +216,13 @@ def contests(bench: Bench, wanted: Sequence[str]) -> Iterator[Contest]:
         if fits(f"documents-{fields}x{tokens}", longest.before + tokens + longest.behind):
             yield documents(bench, engine, reference, fields, tokens)
     if fits("switches", SWITCHED[1]):
-        yield switched(bench, engine, *SWITCHED)
+        asked = [Document(prompts(bench.source, *SWITCHED))]
+        yield switched(bench, engine, "switches", asked, switches())
+    fields, tokens = SWITCHED_DOCUMENTS
+    around = SCHEMA_FIRST[fields]
+    if fits("switches-documents", around.before + tokens + around.behind):
+        asked = documents_around(bench.source, fields, around, tokens, 8)
+        yield switched(bench, engine, "switches-documents", asked, DOCUMENT_SWITCHES)
     if fits("labels", LABELLED[1]):
         yield labelled(bench, engine, reference, *LABELLED)
     if fits("memory", BRANCHED[1]):
@@ -228,7 +255,7 @@ def published(
 def documents(
     bench: Bench, engine: "Engine", reference: "ReferenceScorer", fields: int, tokens: int
 ) -> Contest:
-    """Documents one after the other behind the questions, which stay; over the reference.
+    """Many documents behind the questions, which stay; over the reference.
 
     Each in prompts of its own: the reference puts the document first, so nothing of a prompt
     is that of the next one. Answers are compared with those to the same prompts.
@@ -254,20 +281,30 @@ def documents(
     )
 
 
-def switched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contest:
+def switched(
+    bench: Bench,
+    engine: "Engine",
+    name: str,
+    asked: list[Document],
+    some: Sequence[Switch],
+) -> Contest:
     """What one optimization brings, all others being there: with it over without it."""
-    asked = [Document(prompts(bench.source, fields, shared))]
+    from weighbridge.scorer.rows import common_prefix
+
     without: list[Contender] = []
-    for each in switches():
-        if each.needs and (not bench.has(each.needs) or bench.backend.device != "cpu"):
+    for each in some:
+        if not each.used(bench, engine):
             continue
         other = bench.engine(bench.twin(), **each.engine) if each.engine else engine
         score = _around(each.around, _resident(other, "parallel"))
-        name = f"without {each.name}"
-        without.append(Contender(name, score, asked, (EVERYTHING,), EVERYTHING))
+        without.append(
+            Contender(f"without {each.name}", score, asked, (EVERYTHING,), EVERYTHING, warm=True)
+        )
     names = tuple(each.name for each in without)
-    whole = Contender(EVERYTHING, _resident(engine, "parallel"), asked, names, names[0])
-    return Contest("switches", shared, (whole, *without))
+    like = names[0] if names else EVERYTHING
+    whole = Contender(EVERYTHING, _resident(engine, "parallel"), asked, names, like, warm=True)
+    shared = common_prefix([row.tokens for row in asked[0].rows])
+    return Contest(name, shared, (whole, *without))
 
 
 def labelled(
@@ -276,13 +313,13 @@ def labelled(
     """Labels of several tokens: what the tree of their rows brings, and the reference."""
     asked = [Document(branchings(prompts(bench.source, fields, shared)))]
     by_reference, name = _each(reference.score, "parallel"), "without label trees"
-    over = (REFERENCE, name) if engine.trees else (REFERENCE,)
+    over = (REFERENCE, name) if engine.trees or engine.passes else (REFERENCE,)
     contenders = (
         Contender(REFERENCE, by_reference, asked, (EVERYTHING,), EVERYTHING),
         Contender(EVERYTHING, _resident(engine, "parallel"), asked, over, REFERENCE),
     )
-    if engine.trees:  # not with recurrent layers
-        flat = bench.engine(bench.twin())
+    if engine.trees or engine.passes:
+        flat = bench.engine(bench.twin(), one_pass=False)
         flat.trees = False
         score = _resident(flat, "parallel")
         contenders += (Contender(name, score, asked, (EVERYTHING,), REFERENCE),)
@@ -292,7 +329,7 @@ def labelled(
 def branched(bench: Bench, engine: "Engine", fields: int, shared: int) -> Contest:
     """Bytes of branches behind a prefix that is there already, packed and copied."""
     asked = [Document(prompts(bench.source, fields, shared), resident_tokens=shared)]
-    copied = bench.engine(bench.twin(), packed=False)
+    copied = bench.engine(bench.twin(), packed=False, one_pass=False)
     copies, packed = "prefix copied", "prefix packed"
     return Contest(
         "memory",
@@ -313,13 +350,11 @@ def _each(score: Callable[..., Any], mode: str) -> Score:
 
 
 def _resident(engine: "Engine", mode: str) -> Score:
-    """Score documents one after the other behind what they share, which is kept."""
+    """Score documents as a batch, behind what they share, which is kept."""
     from weighbridge.scorer.rows import Mode
 
     chosen = Mode(mode)
-    return lambda some: [
-        engine.score(each.rows, mode=chosen, resident_tokens=each.resident_tokens) for each in some
-    ]
+    return lambda some: engine.score_documents(some, mode=chosen)
 
 
 def _around(around: Callable[[], AbstractContextManager[None]], score: Score) -> Score:

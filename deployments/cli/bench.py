@@ -84,7 +84,7 @@ def bench(
             "--scenario",
             metavar="NAME",
             help="One of them only, such as 8x1953 (fields x shared tokens), documents-8x30, "
-            "switches, labels or memory. May be repeated.",
+            "switches, switches-documents, labels or memory. May be repeated.",
             show_default=False,
         ),
     ] = None,

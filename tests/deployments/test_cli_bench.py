@@ -76,7 +76,7 @@ def test_everything_is_measured_and_the_file_is_what_is_printed(
     assert all(row.keys() >= PROMISED for row in rows)
     assert {row["model"] for row in rows} == {"llama", "qwen3_5"}
     assert {row["scenario"] for row in rows} == {
-        *("1x40", "3x50", "documents-3x10", "switches", "labels", "memory")
+        *("1x40", "3x50", "documents-3x10", "switches", "switches-documents", "labels", "memory")
     }
     assert {row["contender"] for row in rows if row["scenario"] == "3x50"} == {
         *("reference-parallel", "reference-independent"),
