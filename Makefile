@@ -49,6 +49,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/weighbridge checkpoint demo
 	$(BIN)/weighbridge bench --model llama --model qwen3_5 --model embedded --output docs/performance.json
 	$(BIN)/python docs/performance.py
+	$(BIN)/python benchmarks/runs.py
+	$(BIN)/python benchmarks/memory.py --parts scorer flow
 	$(BIN)/python benchmarks/cli.py
 	$(BIN)/python benchmarks/store.py --documents 12500
 	$(BIN)/python benchmarks/sources.py --megabytes 50
