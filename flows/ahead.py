@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from weighbridge.scorer.results import Rejection, ScoreResult
 from weighbridge.tasks.planning import Batch
@@ -25,6 +26,9 @@ PREPARED = True
 
 Results = Sequence[ScoreResult | Rejection]
 
+T = TypeVar("T")
+"""What making a batch ready gives."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -37,9 +41,9 @@ class Scored:
 
 def score_ahead(
     batches: Iterable[Batch],
-    score: Callable[[Batch], Results],
+    prepare: Callable[[Batch], T],
+    score: Callable[[Batch, T | None], Results],
     record: Callable[[Batch, Callable[[], Scored]], None],
-    prepare: Callable[[Batch], None] = lambda _: None,
 ) -> None:
     """Score batches one after the other, and record each while the next one is scored.
 
@@ -48,13 +52,14 @@ def score_ahead(
 
     Args:
         batches: As planned with `ahead`; raises `Stopped` where the run should end.
-        score: Scores the texts of a batch; called in a thread of its own, in this context.
-        record: Called in this thread, in order, with a batch and what waits for its results.
         prepare: Makes a batch ready to be scored; called in a thread of its own, and has ended
             before its scoring begins.
+        score: Scores the texts of a batch, given what `prepare` returned, or None where that is
+            switched off; called in another thread of its own, in this context.
+        record: Called in this thread, in order, with a batch and what waits for its results.
     """
     held: tuple[Batch, Callable[[], Scored]] | None = None
-    with _scoring_thread() as start:
+    with _threads(prepare, score) as start:
         planned = iter(batches)
         while True:
             try:
@@ -67,7 +72,7 @@ def score_ahead(
                 break
             coming: Callable[[], Scored] = Scored
             if batch.texts:
-                coming = start(batch, prepare, score)
+                coming = start(batch)
             if held is not None:
                 record(*held)
             held = (batch, coming) if len(batch) else None
@@ -78,26 +83,19 @@ def score_ahead(
             record(*held)
 
 
-_Start = Callable[
-    [Batch, Callable[[Batch], None], Callable[[Batch], Results]], Callable[[], Scored]
-]
-
-
 @contextmanager
-def _scoring_thread() -> Generator[_Start]:
+def _threads(
+    prepare: Callable[[Batch], T], score: Callable[[Batch, T | None], Results]
+) -> Generator[Callable[[Batch], Callable[[], Scored]]]:
     scoring = ThreadPoolExecutor(1, thread_name_prefix="weighbridge-scoring")
     preparing = ThreadPoolExecutor(1, thread_name_prefix="weighbridge-preparing")
 
-    def start(
-        batch: Batch, prepare: Callable[[Batch], None], score: Callable[[Batch], Results]
-    ) -> Callable[[], Scored]:
+    def start(batch: Batch) -> Callable[[], Scored]:
         ready = preparing.submit(prepare, batch) if OVERLAP and PREPARED else None
 
         def timed() -> Scored:
             began = time.perf_counter()
-            if ready is not None:
-                ready.result()
-            results = score(batch)
+            results = score(batch, None if ready is None else ready.result())
             return Scored(results, began, time.perf_counter())
 
         # Prefect knows by the context which flow run a task belongs to.

@@ -20,13 +20,14 @@ from weighbridge.flows.resolving import Resolved, resolve_request
 from weighbridge.flows.stages import READ_TOGETHER, Stages
 from weighbridge.flows.stopping import Stopped, Watch, ended_state, put_back
 from weighbridge.flows.telling import RunTold, emit_rejected, errors_told, run_name, tag_run
+from weighbridge.scorer.preparing import Prepared
 from weighbridge.scorer.schema import Schema
 from weighbridge.tasks.loading import take_accelerator
 from weighbridge.tasks.planning import Batch, BatchSizer
 from weighbridge.tasks.recording import Run, as_begun, record_batch, recorded_run
 from weighbridge.tasks.schema import validate_schema
 from weighbridge.tasks.scorers import ScorerSpec, pinned
-from weighbridge.tasks.scoring import preparing, score_batch
+from weighbridge.tasks.scoring import prepare_ahead, score_batch
 from weighbridge.tasks.settings import load_settings
 from weighbridge.tasks.sources import count_records, read_documents
 from weighbridge.tasks.stopping import watched
@@ -163,8 +164,11 @@ def _score_all(
                     _wait_for_turn(run, told.done, told.total)
             yield batch
 
-    def score(batch: Batch) -> Results:
-        return score_batch(batch.texts, schema, spec)
+    def prepare(batch: Batch) -> Prepared | None:
+        return prepare_ahead(batch.texts, schema, run.scorer)
+
+    def score(batch: Batch, prepared: Prepared | None) -> Results:
+        return score_batch(batch.texts, schema, spec, prepared)
 
     def record(batch: Batch, coming: Callable[[], Scored]) -> None:
         stage = _stage(run, batch)
@@ -181,8 +185,8 @@ def _score_all(
         progress.update(told.done)
         report(Progress("scoring", told.done, told.total))
 
-    with stages.at("telling"), preparing(run.scorer, schema) as prepare:
-        score_ahead(planned(), score, record, lambda batch: prepare(batch.texts))
+    with stages.at("telling"):
+        score_ahead(planned(), prepare, score, record)
 
 
 def _wait_for_turn(run: Run, done: int, total: int) -> None:

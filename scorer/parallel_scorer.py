@@ -18,7 +18,7 @@ from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.errors import CheckpointError, DocumentError, ScorerError
 from weighbridge.scorer.permutations import MAX_PERMUTATIONS, average_orders
 from weighbridge.scorer.plan import Prompted, SchemaPlan
-from weighbridge.scorer.preparing import prepare
+from weighbridge.scorer.preparing import Prepared, prepare_all
 from weighbridge.scorer.prompts import Layout, prompt_version
 from weighbridge.scorer.pydantic_schema import SchemaLike, as_schema
 from weighbridge.scorer.resident import resident_checkpoint
@@ -239,36 +239,50 @@ class ParallelScorer:
         Returns:
             For each document its result, or why it was rejected, in input order.
         """
+        return self.score_prepared(self.prepare(contexts, schema), mode, field_batch_size)
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether documents may be prepared while others are scored, by another thread."""
+        return self._resident.chat.for_threads
+
+    def prepare(self, contexts: Sequence[str], schema: SchemaLike) -> Prepared:
+        """Make documents ready for `score_prepared`; needs no weights."""
         if isinstance(contexts, str):
             raise ScorerError(
                 "contexts must be a sequence of documents, got one text",
                 hint="score_batch([text], schema), or score(text, schema)",
             )
+        return prepare_all(self.plans(schema), contexts)
+
+    def score_prepared(
+        self, prepared: Prepared, mode: str = "auto", field_batch_size: int | None = None
+    ) -> list[ScoreResult | Rejection]:
+        """Score documents that `prepare` of this scorer, or of one like it, made ready.
+
+        Args:
+            prepared: The documents.
+            mode: As in `score`.
+            field_batch_size: As in `score`.
+
+        Returns:
+            As `score_batch`.
+        """
         chosen = _one_of(Mode, mode, "mode") or Mode.AUTO
         if field_batch_size is not None and field_batch_size < 1:
             raise ScorerError(f"field_batch_size must be at least 1, got {field_batch_size}")
-        plans = self.plans(schema)
-        orders = tuple(dict.fromkeys(plans))
-        # All orders of all documents first: what the tokenizer rejects costs no model time.
-        prepared = [prepare(orders, context) for context in contexts]
-        # Documents without rows need no weights: a batch of rejections loads none.
-        needs_model = any(
-            prompted.rows
-            for each in prepared
-            if not isinstance(each, Rejection)
-            for prompted in each
-        )
+        plans, orders = prepared.plans, prepared.orders
 
         def run() -> list[ScoreResult | Rejection]:
             said: list[list[_Said | Rejection]] = [
-                [each] if isinstance(each, Rejection) else [] for each in prepared
+                [each] if isinstance(each, Rejection) else [] for each in prepared.documents
             ]
             # An order at a time, for its resident prefix to serve all documents before the
             # next order's takes its place.
             for number, plan in enumerate(orders):
                 asked = {
                     place: each[number]
-                    for place, each in enumerate(prepared)
+                    for place, each in enumerate(prepared.documents)
                     if not isinstance(each, Rejection)
                 }
                 answers = self._ask(plan, list(asked.values()), chosen, field_batch_size)
@@ -276,7 +290,7 @@ class ParallelScorer:
                     said[place].append(answer)
             return [self._result(plans, dict(zip(orders, each, strict=False))) for each in said]
 
-        if not needs_model:
+        if not prepared.needs_model:
             return run()
         self.load()
         return on_mlx_thread(run)

@@ -6,7 +6,6 @@ control tokens, and the leading tokens that all documents share.
 """
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +28,6 @@ from weighbridge.scorer.rows import Row, common_prefix
 from weighbridge.scorer.schema import Field, Schema
 
 _PROBES = ("x", "1 y")
-
-AHEAD_TOKENS = 2**20
-"""Most tokens that rows which are kept ready may have, at 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,6 @@ class SchemaPlan:
         self.schema = schema
         self.max_input_tokens = max_input_tokens
         self._chat = chat
-        self._ahead: dict[str, Prompted] = {}
         self._encoding = encoding
         widest = max(len(field.choices) for field in schema.fields)
         codes = code_names(widest, chat.vocabulary) if encoding is Encoding.CODES else ()
@@ -148,7 +143,7 @@ class SchemaPlan:
             DocumentError: The document is empty, is not encodable, makes
                 control tokens, or is too long; nothing is ever cut.
         """
-        prompted = self._ahead.pop(text, None) or self._rows(text)
+        prompted = self._rows(text)
         if prompted.input_tokens > self.max_input_tokens:
             raise DocumentError(
                 f"a prompt must have at most {self.max_input_tokens} tokens, "
@@ -157,28 +152,6 @@ class SchemaPlan:
                 code="document.too_long",
             )
         return prompted
-
-    def prepare(self, texts: Iterable[str]) -> None:
-        """Keep the rows of documents ready for `rows`, each for one call of it.
-
-        May be called while another thread asks for rows. Keeps none where the tokenizer cannot
-        serve two threads, and stops where much is kept already.
-        """
-        if not self._chat.for_threads:
-            return
-        kept = sum(
-            len(row.tokens) for prompted in list(self._ahead.values()) for row in prompted.rows
-        )
-        for text in texts:
-            if kept > AHEAD_TOKENS:
-                return
-            with suppress(DocumentError):  # `rows` is to say so
-                prompted = self._ahead[text] = self._rows(text)
-                kept += sum(len(row.tokens) for row in prompted.rows)
-
-    def forget(self) -> None:
-        """Let go of rows that were prepared and not asked for."""
-        self._ahead.clear()
 
     def input_tokens(self, text: str) -> int:
         """Count the tokens of a document's longest row, whatever the limit.

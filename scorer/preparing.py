@@ -1,6 +1,6 @@
-"""From a document to the rows of every order of the choices, or to why it is rejected.
+"""From documents to the rows of every order of the choices, or to why they are rejected.
 
-Needs the tokenizer only. `ParallelScorer` scores what `prepare` returns, and `measure`
+Needs the tokenizer only. `ParallelScorer` scores what is prepared here, and `measure`
 looks at the same without scoring it: both reject the same documents.
 """
 
@@ -24,6 +24,46 @@ class Measured:
 
     input_tokens: int | None
     rejection: Rejection | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Documents made ready to be scored, of which nothing but the model is left.
+
+    Attributes:
+        plans: The plan of each order of the choices, the schema's own first; orders that are
+            the same share theirs.
+        documents: For each document its rows in each different order, or why it is rejected.
+    """
+
+    plans: tuple[SchemaPlan, ...]
+    documents: tuple[tuple[Prompted, ...] | Rejection, ...]
+
+    @property
+    def orders(self) -> tuple[SchemaPlan, ...]:
+        """The different orders."""
+        return tuple(dict.fromkeys(self.plans))
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether anything is asked: a batch of rejections loads no weights."""
+        return any(
+            prompted.rows
+            for each in self.documents
+            if not isinstance(each, Rejection)
+            for prompted in each
+        )
+
+
+def prepare_all(plans: Sequence[SchemaPlan], contexts: Sequence[object]) -> Prepared:
+    """Make documents ready: what the tokenizer rejects in any order costs no model time.
+
+    Args:
+        plans: As `ParallelScorer.plans` returns them.
+        contexts: The documents.
+    """
+    orders = tuple(dict.fromkeys(plans))
+    return Prepared(tuple(plans), tuple(prepare(orders, context) for context in contexts))
 
 
 def prepare(orders: Sequence[SchemaPlan], context: object) -> tuple[Prompted, ...] | Rejection:

@@ -1,12 +1,12 @@
 """The task that scores a batch of texts with the resident checkpoint."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import get_run_logger
 
 from weighbridge.scorer.parallel_scorer import ParallelScorer
+from weighbridge.scorer.preparing import Prepared
 from weighbridge.scorer.results import Rejection, ScoreResult
 from weighbridge.scorer.schema import Schema
 from weighbridge.tasks.direct import direct_task
@@ -20,7 +20,10 @@ def _batch_name(arguments: Mapping[str, Any]) -> str:
 
 @direct_task(_batch_name)
 def score_batch(
-    texts: Sequence[str], schema: Schema, scorer: ScorerSpec
+    texts: Sequence[str],
+    schema: Schema,
+    scorer: ScorerSpec,
+    prepared: Prepared | None = None,
 ) -> list[ScoreResult | Rejection]:
     """Score a batch of texts in this process.
 
@@ -31,6 +34,7 @@ def score_batch(
         texts: The documents, at most one batch.
         schema: The questions.
         scorer: Which scorer to use.
+        prepared: The same texts made ready by `prepare_ahead`.
 
     Returns:
         For each text its answers, or why it was rejected, in input order.
@@ -41,14 +45,15 @@ def score_batch(
         Stopped: The run was asked to stop while it waited for the accelerator.
     """
     opened = open_scorer(scorer, say=get_run_logger().info)
-    results = opened.score_batch(texts, schema, scorer.mode, scorer.field_batch_size)
+    ready = prepared or opened.prepare(texts, schema)
+    results = opened.score_prepared(ready, scorer.mode, scorer.field_batch_size)
     if not opened.branching:
         get_run_logger().warning(
             "this checkpoint's caches cannot be forked: every field is computed on its own"
         )
     done = [result for result in results if isinstance(result, ScoreResult)]
     get_run_logger().debug(
-        "scored %d of %d documents in %.2f s, %d prompt tokens",
+        "scored %d of %d documents, %.2f s of work, %d prompt tokens",
         len(done),
         len(texts),
         sum(result.timings.total_seconds for result in done),
@@ -57,25 +62,15 @@ def score_batch(
     return results
 
 
-@contextmanager
-def preparing(scorer: ParallelScorer, schema: Schema) -> Generator[Callable[[Sequence[str]], None]]:
-    """Make texts ready for `score_batch` while it scores others.
-
-    Gives a function that takes the texts of a later batch, in any thread; it needs no weights.
-    What was not scored at the end of the block is forgotten.
+def prepare_ahead(texts: Sequence[str], schema: Schema, scorer: ParallelScorer) -> Prepared | None:
+    """Make texts ready for `score_batch`, in a thread beside the one that scores others.
 
     Args:
-        scorer: Of the checkpoint that is to score them.
+        texts: The documents of a later batch.
         schema: The questions.
+        scorer: The scorer of the run; no weights are needed.
+
+    Returns:
+        What `score_batch` takes, None where the tokenizer cannot serve two threads.
     """
-    orders = tuple(dict.fromkeys(scorer.plans(schema)))
-
-    def prepare(texts: Sequence[str]) -> None:
-        for plan in orders:
-            plan.prepare(texts)
-
-    try:
-        yield prepare
-    finally:
-        for plan in orders:
-            plan.forget()
+    return scorer.prepare(texts, schema) if scorer.prepares_ahead else None

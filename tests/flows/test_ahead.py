@@ -19,8 +19,12 @@ def batch(*texts: str) -> Batch:
     return Batch(tuple(Document(number, None, None, text, {}) for number, text in enumerate(texts)))
 
 
-def answer(batch: Batch) -> list[Rejection]:
+def answer(batch: Batch, _: object = None) -> list[Rejection]:
     return [Rejection(code="document.not_finite", message=text) for text in batch.texts]
+
+
+def unprepared(_: Batch) -> None:
+    """Make nothing ready."""
 
 
 def said(scored: Scored) -> list[str]:
@@ -34,7 +38,7 @@ def test_one_is_scored_while_the_other_is_recorded(monkeypatch: pytest.MonkeyPat
     met: list[bool] = []
     order: list[list[str]] = []
 
-    def score(batch: Batch) -> list[Rejection]:
+    def score(batch: Batch, _: object) -> list[Rejection]:
         if batch.texts == ("b",):
             second_began.set()
         return answer(batch)
@@ -46,7 +50,7 @@ def test_one_is_scored_while_the_other_is_recorded(monkeypatch: pytest.MonkeyPat
             met.append(second_began.wait(WAIT if overlap else 0.2))
         order.append(said(scored))
 
-    score_ahead(iter([batch("a"), batch("b"), batch("c")]), score, record)
+    score_ahead(iter([batch("a"), batch("b"), batch("c")]), unprepared, score, record)
     assert met == [overlap]
     assert order == [["a"], ["b"], ["c"]]
 
@@ -62,14 +66,14 @@ def test_an_empty_batch_asks_for_what_is_before_it_and_is_not_recorded():
         yield Batch((), bad=(BadRecord(2, None, None, "document.empty", "blank"),))
         assert recorded == [2]
 
-    score_ahead(batches(), answer, lambda given, _: recorded.append(len(given)))
+    score_ahead(batches(), unprepared, answer, lambda given, _: recorded.append(len(given)))
     assert recorded == [2, 1]
 
 
 def test_scoring_that_fails_ends_it_before_anything_later_is_recorded():
     recorded: list[tuple[str, ...]] = []
 
-    def score(batch: Batch) -> list[Rejection]:
+    def score(batch: Batch, _: object) -> list[Rejection]:
         if batch.texts == ("b",):
             raise ZeroDivisionError
         return answer(batch)
@@ -79,7 +83,9 @@ def test_scoring_that_fails_ends_it_before_anything_later_is_recorded():
         recorded.append(batch.texts)
 
     with pytest.raises(ZeroDivisionError):
-        score_ahead(iter([batch("a"), batch("b"), batch("c"), batch("d")]), score, record)
+        score_ahead(
+            iter([batch("a"), batch("b"), batch("c"), batch("d")]), unprepared, score, record
+        )
     assert recorded == [("a",)]
 
 
@@ -96,7 +102,7 @@ def test_a_run_that_is_stopped_records_what_is_in_flight():
         recorded.append(batch.texts)
 
     with pytest.raises(Stopped):
-        score_ahead(batches(), answer, record)
+        score_ahead(batches(), unprepared, answer, record)
     assert recorded == [("a",), ("b",)]
 
 
@@ -104,7 +110,7 @@ def test_a_run_that_is_stopped_records_what_is_in_flight():
 def test_nothing_is_scored_any_more_when_it_is_over(error: type[BaseException]):
     begun, at_work = threading.Event(), threading.Event()
 
-    def score(batch: Batch) -> list[Rejection]:
+    def score(batch: Batch, _: object) -> list[Rejection]:
         at_work.set()
         begun.set()
         threading.Event().wait(0.2)
@@ -117,7 +123,7 @@ def test_nothing_is_scored_any_more_when_it_is_over(error: type[BaseException]):
         raise error
 
     with pytest.raises(error):
-        score_ahead(batches(), score, lambda *_: None)
+        score_ahead(batches(), unprepared, score, lambda *_: None)
     assert not at_work.is_set()
     assert not [each for each in threading.enumerate() if "weighbridge-scoring" in each.name]
 
@@ -127,25 +133,24 @@ def test_a_batch_that_waits_is_made_ready_while_another_is_scored(
     monkeypatch: pytest.MonkeyPatch, prepared: bool
 ):
     monkeypatch.setattr(ahead, "PREPARED", prepared)
-    ready, second_ready = set[str](), threading.Event()
+    second_ready = threading.Event()
     met: list[bool] = []
 
-    def prepare(batch: Batch) -> None:
-        ready.update(batch.texts)
+    def prepare(batch: Batch) -> tuple[str, ...]:
         if batch.texts == ("b",):
             second_ready.set()
+        return batch.texts
 
-    def score(batch: Batch) -> list[Rejection]:
-        # Its own texts are always ready, and those of the next one while it is scored.
-        assert ready.issuperset(batch.texts) == prepared
-        if batch.texts == ("a",):
+    def score(batch: Batch, ready: tuple[str, ...] | None) -> list[Rejection]:
+        assert ready == (batch.texts if prepared else None)
+        if batch.texts == ("a",):  # the next one is made ready while it is scored
             met.append(second_ready.wait(WAIT if prepared else 0.2))
         return answer(batch)
 
     def record(_: Batch, coming: Callable[[], Scored]) -> None:
         coming()
 
-    score_ahead(iter([batch("a"), batch("b")]), score, record, prepare)
+    score_ahead(iter([batch("a"), batch("b")]), prepare, score, record)
     assert met == [prepared]
 
 
@@ -160,6 +165,6 @@ def test_a_batch_that_cannot_be_made_ready_fails_where_it_is_scored():
         recorded.append(said(coming()))
 
     with pytest.raises(RuntimeError, match="no room"):
-        score_ahead(iter([batch("a"), batch("b"), batch("c")]), answer, record, prepare)
+        score_ahead(iter([batch("a"), batch("b"), batch("c")]), prepare, answer, record)
     # What was scored before it is kept.
     assert recorded == [["a"]]

@@ -345,46 +345,6 @@ def test_a_document_that_makes_control_tokens_is_refused(tiny, layout):
     assert made.rows("say <|wide|>").rows
 
 
-def test_prepared_rows_are_given_once_and_are_the_same(tiny_chat, tiny):
-    made = plan(tiny_chat, tiny.schema())
-    texts = ["The invoice was charged twice.", "", "Money back, please."]
-    fresh = [made.rows(texts[0]).rows, made.rows(texts[2]).rows]
-    made.prepare(texts)
-    prepared = [made.rows(texts[0]), made.rows(texts[2])]
-    assert [each.rows for each in prepared] == fresh
-    # The seconds are those of their making, whenever that was.
-    assert all(each.seconds > 0 for each in prepared)
-    again = made.rows(texts[0])
-    assert again is not prepared[0]
-    # What is wrong with a document is said when its rows are asked for.
-    with pytest.raises(DocumentError, match="empty or blank"):
-        made.rows("")
-
-
-def test_a_prepared_document_is_limited_too(tiny_chat, tiny):
-    made = plan(tiny_chat, tiny.schema(), limit=20)
-    made.prepare(["The invoice was charged twice."])
-    with pytest.raises(DocumentError, match="at most 20 tokens"):
-        made.rows("The invoice was charged twice.")
-
-
-def test_prepared_rows_are_bounded_and_forgotten(tiny_chat, tiny, monkeypatch):
-    made = plan(tiny_chat, tiny.schema())
-    monkeypatch.setattr("weighbridge.scorer.plan.AHEAD_TOKENS", 1)
-
-    def kept(text: str) -> bool:
-        before = tiny_chat.encode_once.cache_info()
-        made.rows(text)
-        return tiny_chat.encode_once.cache_info() == before
-
-    made.prepare(["one", "two"])
-    # One is above the limit already, so there is no second one.
-    assert (kept("one"), kept("two")) == (True, False)
-    made.prepare(["three"])
-    made.forget()
-    assert not kept("three")
-
-
 def test_logits_go_to_their_fields(tiny_chat, tiny):
     made = plan(tiny_chat, tiny.schema(), encoding=Encoding.CODES)
     rows = [np.arange(len(field.choices)) + 10.0 * n for n, field in enumerate(made.schema.fields)]
