@@ -40,7 +40,8 @@ class Timings:
         mode: How the rows were computed, never `auto` once something was.
         prefill_seconds: Computing shared prefixes.
         branch_seconds: Computing suffixes and candidate logits.
-        total_seconds: Wall time of the call, tokenization included.
+        total_seconds: All work for the document, tokenization and reading included; of passes
+            that documents share, its part by tokens.
         prefix_tokens: Tokens of shared prefixes that were computed.
         suffix_tokens: Tokens of suffixes that were computed, without padding.
         resident_tokens: Prefix tokens taken from a resident prefix instead.
