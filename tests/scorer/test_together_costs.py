@@ -1,0 +1,73 @@
+"""What documents computed together take: their tokens and seconds, and its bounds."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from tests.scorer.documents_together import (
+    TOGETHER,
+    alike,
+    make,
+    mixed,
+    one_by_one,
+)
+
+from weighbridge.scorer.engine import Engine
+from weighbridge.scorer.rows import Mode, Scored, Timings
+from weighbridge.scorer.together import Tail
+
+pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
+
+Make = Callable[[str], Engine]
+
+
+@pytest.fixture(scope="module")
+def fresh(tiny, table) -> Make:
+    """Return a way to make an engine that holds no prefix."""
+    return lambda way: make(tiny, table, way)
+
+
+def added(found: Sequence[Scored]) -> Timings:
+    return sum((timings for _, timings in found), Timings())
+
+
+@pytest.mark.parametrize("way", TOGETHER)
+@pytest.mark.parametrize("again", [False, True])
+def test_tokens_and_prefixes_add_up_to_those_one_by_one(fresh, way, again):
+    together, alone, documents = fresh(way), fresh(way), mixed()
+    if again:  # prefixes are there by now
+        together.score_documents(documents)
+        one_by_one(alone, documents)
+    began = time.perf_counter()
+    found = together.score_documents(documents)
+    wall = time.perf_counter() - began
+    whole, each = added(found), added(one_by_one(alone, documents))
+    # The tokens of a single row may count as either.
+    assert whole.prefix_tokens + whole.suffix_tokens == each.prefix_tokens + each.suffix_tokens
+    assert whole.resident_tokens == each.resident_tokens
+    assert whole.resident_hits == each.resident_hits
+    assert 0 < whole.prefills <= each.prefills
+    assert 0 < whole.prefill_seconds + whole.branch_seconds <= wall
+    for (_, timings), document in zip(found, documents, strict=True):
+        assert min(timings.prefill_seconds, timings.branch_seconds) >= 0
+        assert timings.total_seconds == 0
+        assert timings.mode is (Mode.PARALLEL if document.rows else Mode.AUTO)
+        assert timings.peak_bytes >= timings.start_bytes
+        taken = timings.prefix_tokens + timings.suffix_tokens + timings.resident_tokens
+        # What its rows are made of, with what all of them share once.
+        lengths = [len(row.tokens) for row in document.rows]
+        assert max(lengths, default=0) <= taken <= sum(lengths)
+        assert timings.resident_hits == int(timings.resident_tokens > 0)
+
+
+# --- bounds ---
+
+
+# --- negative control ---
+
+
+def test_control_tokens_counted_twice_show(fresh, monkeypatch):
+    together, alone, documents = fresh("llama"), fresh("llama"), alike()
+    monkeypatch.setattr(Tail, "behind", property(lambda tail: sum(map(len, tail.rows))))
+    whole = added(together.score_documents(documents))
+    assert whole.suffix_tokens > added(one_by_one(alone, documents)).suffix_tokens
