@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from weighbridge.scorer.rows import Asked, Timings, Tokens, common_prefix
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Tail:
 def tails(documents: Sequence[Asked]) -> list[list[Tail]]:
     """Return the documents behind each resident prefix, shortest first.
 
-    Those without one are left out.
+    Those without one are left out, and those with a row that does not go on behind it.
     """
     found: dict[Tokens, list[Tail]] = {}
     for place, document in enumerate(documents):
@@ -53,16 +54,21 @@ def tails(documents: Sequence[Asked]) -> list[list[Tail]]:
         if held and document.rows:
             resident = document.rows[0].tokens[:held]
             rows = tuple(row.tokens[held:] for row in document.rows)
-            found.setdefault(resident, []).append(Tail(place, resident, rows))
+            if all(rows) and all(row.tokens[:held] == resident for row in document.rows):
+                found.setdefault(resident, []).append(Tail(place, resident, rows))
     return [sorted(each, key=lambda tail: tail.size) for each in found.values()]
 
 
 def within(some: Sequence[Tail], budget: int) -> int:
-    """Return how many documents, from the first on and at least one, are within a budget."""
+    """Return how many documents, from the first on and at least one, are within a budget.
+
+    The mask of their pass is bounded too: behind a long prefix it is what counts.
+    """
     total, count = 0, 0
     for tail in some:
         total += tail.size
-        if count and total > budget:
+        masked = total * (len(tail.resident) + total)
+        if count and (total > budget or masked > MASK_LIMIT_BYTES):
             break
         count += 1
     return count

@@ -25,6 +25,11 @@ TOGETHER = 320
 """Most tokens of documents computed together, padding included: rows compute scores of all
 keys of each other, which from here on costs more than fewer passes save."""
 
+STATES = 64
+"""Most rows of a level of documents computed together: a recurrent layer keeps a state for each,
+a mebibyte of it in models of some size. Fields of five tokens or more reach `TOGETHER` before;
+with fewer it costs some 5 to 35 % (measured), for a half to a quarter of the memory."""
+
 Run = Callable[[list[Any], Sequence[Tokens]], np.ndarray]
 """Caches and rows in, logits (B, K) at the last token of each out."""
 
@@ -116,6 +121,8 @@ def at_once(documents: Sequence[Sequence[Tokens]], held: int) -> int:
         if levels is None or sum(level.packed for level in levels) > TOGETHER:
             return count - 1
         if mask_bytes(held, levels) > MASK_LIMIT_BYTES:
+            return count - 1
+        if max(len(level.rows) for level in levels) > STATES:
             return count - 1
     return len(documents)
 
