@@ -133,7 +133,7 @@ def grow(rows: Sequence[tuple[int, ...]], held: int = 0) -> Trie:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """How to compute some rows.
 
     Attributes:
@@ -146,7 +146,7 @@ class Plan:
     passes: tuple[tuple[int, ...], ...]
 
 
-def plan(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int) -> Plan:
+def cheapest(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int) -> Schedule:
     """Find the cheapest way to compute rows.
 
     In one pass rows compute scores of each other's keys, so many of them make several passes;
@@ -172,7 +172,7 @@ def plan(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int
         joined, passes = _passes(lengths, common, shared - rest)
         if joined < cost + _cost(rest * PREFILL_SHARE, shared):
             held, best = shared - rest, passes
-    return Plan(held, tuple(tuple(order[first:end]) for first, end in best))
+    return Schedule(held, tuple(tuple(order[first:end]) for first, end in best))
 
 
 def _passes(
