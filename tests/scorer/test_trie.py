@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weighbridge.scorer import trie as trie_module
 from weighbridge.scorer.trie import MASK_LIMIT_BYTES, Schedule, cheapest, grow
 
 # Few tokens and short rows, so that rows are often equal, or begin with others.
@@ -143,6 +144,27 @@ def test_masks_are_bounded():
     assert 40 * 100_040 < MASK_LIMIT_BYTES < 80 * 100_080
 
 
+def test_padding_of_masks_is_counted():
+    held = 100_000
+    rows = [(*range(held), *row) for row in apart([21, 20])]
+    # 41 tokens are two segments of 21, one place of which is padding.
+    assert 41 * (held + 41) < MASK_LIMIT_BYTES < 42 * (held + 41)
+    assert len(cheapest(rows, held, held, 256).passes) == 2
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9))
+def test_masks_are_bounded_as_they_are_made(lengths):
+    held, places = 2000, sum(lengths)  # room for all rows in one pass, and for no padding
+    rows = [(*range(held), *row) for row in apart(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trie_module, "MASK_LIMIT_BYTES", limit := places * (held + places))
+        found = cheapest(rows, held, held, 256)
+    for each in found.passes:
+        trie = grow([rows[place] for place in each], held)
+        padded = trie.segments(trie.width).nodes.size
+        assert padded * (held + len(trie.tokens)) <= limit
+
+
 @pytest.mark.parametrize(
     ("text", "lengths", "held"),
     [
@@ -164,4 +186,4 @@ def test_a_last_chunk_may_join_what_is_behind_it(text, lengths, held):
 
 def test_rows_must_part_behind_what_they_share():
     with pytest.raises(ValueError, match="with more than 3 tokens"):
-        plan([(1, 2, 3), (1, 2, 3, 4)], 3, 0, 256)
+        cheapest([(1, 2, 3), (1, 2, 3, 4)], 3, 0, 256)
