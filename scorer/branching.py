@@ -25,7 +25,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from weighbridge.scorer.caches import Prefix, fork
 from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
-ROW_LIMIT = 32
+PACKED_ROW_LIMIT = 32
 """Rows packed at a time: beyond, the keys of other rows cost more than copies do."""
 
 PREFIX_LEAST = 192
@@ -289,7 +289,7 @@ def rows_at_once(held: int, width: int, rows: int) -> int:
         return 0
     # B rows have a mask of B·N·(T + B·N) bytes, and B·N is bounded by a share of T.
     masked = MASK_LIMIT_BYTES / (width * held * (1 + PREFIX_SHARE))
-    most = int(min(ROW_LIMIT, held * PREFIX_SHARE / width, masked))
+    most = int(min(PACKED_ROW_LIMIT, held * PREFIX_SHARE / width, masked))
     if rows < 2 or most < 2:
         return 0
     return ceil(rows / ceil(rows / most))

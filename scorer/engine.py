@@ -20,9 +20,9 @@ from weighbridge.scorer.heads import HeadCut, relative_difference
 from weighbridge.scorer.passes import Passes
 from weighbridge.scorer.rows import Asked, Mode, Row, Scored, Timings, Tokens, common_prefix
 from weighbridge.scorer.together import Tail, parts, tails, within
-from weighbridge.scorer.trees import at_once, grow, plant, run_levels
+from weighbridge.scorer.trees import as_levels, at_once, plant, run_levels
 from weighbridge.scorer.trials import try_one_pass, try_packed
-from weighbridge.scorer.trie import Plan, plan
+from weighbridge.scorer.trie import Schedule, cheapest
 
 logger = logging.getLogger(__name__)
 
@@ -155,15 +155,15 @@ class Engine(Passes):
             if whole and len(rows) == 1:  # what is no whole chunk may be its branch
                 resident_tokens = min(resident_tokens, shared)
                 shared -= (shared - resident_tokens) % self._chunk
-            made = Plan(shared, ())
+            schedule = Schedule(shared, ())
             if whole and self.passes:
-                made = plan(tokens, shared, min(resident_tokens, shared), self._chunk)
-            prefix, resident, prefills = self._prefix(tokens[0][: made.held], resident_tokens)
+                schedule = cheapest(tokens, shared, min(resident_tokens, shared), self._chunk)
+            prefix, resident, prefills = self._prefix(tokens[0][: schedule.held], resident_tokens)
             prefilled = time.perf_counter()
-            if made.passes:
-                logits = self._pass(prefix, tokens, made.passes, union)
+            if schedule.passes:
+                logits = self._pass(prefix, tokens, schedule.passes, union)
                 behind = sum(map(len, tokens)) - len(rows) * shared
-                early = (shared - made.held) / (shared - made.held + behind)
+                early = (shared - schedule.held) / (shared - schedule.held + behind)
             else:
                 suffixes = [each[shared:] for each in tokens]
                 size = 1 if mode is Mode.CACHED_SERIAL else batch_size
@@ -244,7 +244,7 @@ class Engine(Passes):
         self, prefix: Prefix, suffixes: Sequence[Tokens], asked: int | None, union: Tokens
     ) -> np.ndarray:
         """Run suffixes behind a prefix that all of them share: as a tree, or in batches."""
-        levels = grow(suffixes, len(prefix.tokens)) if self.trees and asked is None else None
+        levels = as_levels(suffixes, len(prefix.tokens)) if self.trees and asked is None else None
         if levels is not None:
             return run_levels(partial(self._run, union=union), prefix, levels)
         size = min(asked or ROW_LIMIT, len(suffixes))

@@ -81,7 +81,7 @@ def run_trie(read: Read, prefix: Prefix, trie: Trie, width: int | None = None) -
     """
     segments = trie.segments(width or trie.width)
     owners = np.searchsorted(segments.firsts, trie.reads, side="right") - 1
-    last = segments.lengths - 1  # of a segment where no row ends, nothing is wanted
-    last[owners] = trie.reads - segments.firsts[owners]
+    # Rows end where segments do. Where a segment ends no row, nothing is wanted.
+    last = (segments.lengths - 1).tolist()
     caches = pack_trie(prefix, trie, segments)
-    return read(mx.array(trie.tokens[segments.nodes]), caches, last.tolist())[owners]
+    return read(mx.array(trie.tokens[segments.nodes]), caches, last)[owners]

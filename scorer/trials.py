@@ -108,8 +108,8 @@ def _tree(stems: Sequence[Tokens]) -> tuple[list[Level], list[Tokens]]:
     Rows of unequal length, shorter and longer than a convolution, are gone on from in another
     order than theirs and more than once; then all by one token, as labels are.
     """
-    one, three, nine = stems
-    twigs = [(three[0],), nine[:2], nine[1:6], (three[1],)]
+    one, three, eight = stems
+    twigs = [(three[0],), eight[:2], eight[1:6], (three[1],)]
     owners = (2, 1, 0, 2)
     ends = [(three[2],), (one[0],), (three[1],)]
     levels = [

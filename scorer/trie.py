@@ -96,9 +96,7 @@ class Trie:
     @cached_property
     def width(self) -> int:
         """The cheapest width of segments: little padding, and few of them."""
-        widths = np.arange(1, min(int(self.lengths.max()), WIDTH_LIMIT) + 1)
-        counts = (-(-self.lengths[:, None] // widths)).sum(axis=0)
-        return int(widths[(counts * (widths + SEGMENT_TOKENS)).argmin()])
+        return _shape(self.lengths)[1]
 
 
 def grow(rows: Sequence[tuple[int, ...]], held: int = 0) -> Trie:
@@ -133,7 +131,7 @@ def grow(rows: Sequence[tuple[int, ...]], held: int = 0) -> Trie:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """How to compute some rows.
 
     Attributes:
@@ -146,7 +144,7 @@ class Plan:
     passes: tuple[tuple[int, ...], ...]
 
 
-def plan(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int) -> Plan:
+def cheapest(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int) -> Schedule:
     """Find the cheapest way to compute rows.
 
     In one pass rows compute scores of each other's keys, so many of them make several passes;
@@ -172,7 +170,7 @@ def plan(rows: Sequence[tuple[int, ...]], shared: int, resident: int, chunk: int
         joined, passes = _passes(lengths, common, shared - rest)
         if joined < cost + _cost(rest * PREFILL_SHARE, shared):
             held, best = shared - rest, passes
-    return Plan(held, tuple(tuple(order[first:end]) for first, end in best))
+    return Schedule(held, tuple(tuple(order[first:end]) for first, end in best))
 
 
 def _passes(
@@ -186,21 +184,47 @@ def _passes(
     added = lengths - shared
     before, total = np.cumsum(added) - added, added.sum()
     best: list[tuple[int, int]] = []
+    alone = total * (1 + held / KEYS_PER_TOKEN)
     for count in range(1, rows + 1):
-        if count * PASS_TOKENS > cost:
+        # Each row attends to the prefix, however few stand beside it.
+        if count * PASS_TOKENS + alone >= cost:
             break
         # Cut where as much comes before as the rows allow.
         cuts = np.unique(np.searchsorted(before, np.arange(count) * total / count))
         cuts = cuts[cuts < rows]
         # The first row of a pass brings what it shares with the one before, too.
         tokens = np.add.reduceat(added, cuts) + shared[cuts]
-        if (tokens * (held + tokens)).max() > MASK_LIMIT_BYTES:
-            continue
         needed = float(_cost(tokens, held + tokens).sum())
-        if needed < cost:
+        if needed < cost and _bounded(added, shared, cuts, held):
             cost = needed
             best = list(zip(cuts.tolist(), [*cuts[1:].tolist(), rows], strict=True))
     return cost, best
+
+
+def _bounded(added: np.ndarray, shared: np.ndarray, cuts: np.ndarray, held: int) -> bool:
+    """Return whether the masks of passes, padding counted in, are within their bound."""
+    stretches = added.copy()
+    stretches[cuts] += shared[cuts]
+    tokens = np.add.reduceat(stretches, cuts)
+    least = tokens * (held + tokens)
+    # Segments of one token have no padding, so the cheapest ones have next to none.
+    if (least * (1 + SEGMENT_TOKENS) <= MASK_LIMIT_BYTES).all():
+        return True
+    if (least > MASK_LIMIT_BYTES).any():
+        return False
+    for each in np.split(stretches, cuts[1:]):
+        count, width = _shape(each[each > 0])
+        if count * width * (held + each.sum()) > MASK_LIMIT_BYTES:
+            return False
+    return True
+
+
+def _shape(stretches: np.ndarray) -> tuple[int, int]:
+    """Return how many segments to cut stretches of such lengths into, and how wide: (B, W)."""
+    widths = np.arange(1, min(int(stretches.max()), WIDTH_LIMIT) + 1)
+    counts = (-(-stretches[:, None] // widths)).sum(axis=0)
+    best = int((counts * (widths + SEGMENT_TOKENS)).argmin())
+    return int(counts[best]), int(widths[best])
 
 
 def _cost(tokens: Any, keys: Any) -> Any:
@@ -217,7 +241,7 @@ def _sorted(
     """
     if not rows or min(map(len, rows)) <= least:
         raise ValueError(f"a trie must be of rows with more than {least} tokens")
-    order = sorted(range(len(rows)), key=lambda each: rows[each])
+    order = sorted(range(len(rows)), key=lambda each: rows[each][held:])
     lengths = np.array([len(rows[each]) - held for each in order])
     table = np.full((len(rows), int(lengths.max())), -1)
     for number, each in enumerate(order):

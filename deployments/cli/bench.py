@@ -178,10 +178,10 @@ def _measure(
 def _open(model: str, adapter: str | None, backend: "Backend") -> "Bench":
     from weighbridge.deployments.bench_contests import open_checkpoint, open_random
     from weighbridge.scorer import inspect_checkpoint
+    from weighbridge.scorer.backend import PROBE_TOLERANCE
     from weighbridge.scorer.embedded import embedded_path
     from weighbridge.scorer.errors import CheckpointError
     from weighbridge.scorer.random_models import RANDOM_MODELS
-    from weighbridge.scorer.resident import PROBE_TOLERANCE
     from weighbridge.tasks.checkpoints import hash_cache, resolve_adapter, resolve_checkpoint
     from weighbridge.tasks.settings import load_settings
 

@@ -32,14 +32,22 @@ from shapes import COMMON, Config  # noqa: E402
 from weighbridge.scorer.caches import empty_prefix  # noqa: E402
 from weighbridge.scorer.engine import Engine  # noqa: E402
 from weighbridge.scorer.heads import HeadCut, relative_difference  # noqa: E402
-from weighbridge.scorer.rows import Mode, Row  # noqa: E402
+from weighbridge.scorer.plan import Prompted  # noqa: E402
+from weighbridge.scorer.rows import Mode, Row, Scored  # noqa: E402
 from weighbridge.scorer.trees import plant, run_levels  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "architectures.md"
 TOLERANCE = PROBE_TOLERANCE["float32"]
 CODES = (12, 15, 13, 14)
 LABELS = (21, 24, 40, 23, 29)
-CACHED = (Mode.PARALLEL, Mode.CACHED_SERIAL)
+CACHED = ((Mode.PARALLEL, None), (Mode.PARALLEL, 2), (Mode.CACHED_SERIAL, None))
+"""Modes and rows per branch batch: with no limit a model goes its fastest way."""
+
+RESIDENT = 33
+"""Tokens of the resident prefix."""
+
+PASS_TOKENS = 128
+"""Room for two short documents in one pass."""
 
 UNTRIED = {
     "bitnet": "its ternary products are a kernel for Metal, with no form for a CPU",
@@ -79,6 +87,7 @@ class Outcome:
         branches: Whether branches are used, or every prompt is computed whole.
         packs: Whether rows can attend to one copy of their prefix.
         trees: Whether rows can go on from others, padded ones too.
+        passes: Whether all that stands behind a prefix can be computed in one pass.
         worst: Largest difference of any mode from whole prompts, relative to the spread.
         reason: Why it falls back, or does not run at all.
     """
@@ -88,6 +97,7 @@ class Outcome:
     branches: bool = False
     packs: bool = False
     trees: bool = False
+    passes: bool = False
     worst: float = float("nan")
     reason: str = ""
 
@@ -132,7 +142,7 @@ def run(name: str, config: Config) -> Outcome:
     """Put one architecture to what a checkpoint is put to, and to all modes."""
     outcome = Outcome()
     model = build(name, config)
-    engine = Engine(model, chunk=16)
+    engine = Engine(model, chunk=16, pass_tokens=PASS_TOKENS)
     outcome.head = engine.check_head(TOLERANCE)
     outcome.caches = sorted({type(cache).__name__ for cache in empty_prefix(model).caches})
     probed = engine.probe()
@@ -143,17 +153,37 @@ def run(name: str, config: Config) -> Outcome:
     worst = probed
     for asked in (rows(CODES, [3, 9, 5]), rows(LABELS, [4, 1, 7, 2, 6])):
         whole, _ = engine.score(asked, mode=Mode.INDEPENDENT)
-        for mode in CACHED:
+        for mode, batch_size in CACHED:
             for _ in range(2):  # with a resident prefix that is made, and one that is taken
-                found, _ = engine.score(asked, mode=mode, batch_size=2, resident_tokens=33)
+                found, _ = engine.score(
+                    asked, mode=mode, batch_size=batch_size, resident_tokens=RESIDENT
+                )
                 worst = max(worst, relative_difference(np.array(found), np.array(whole)))
-    outcome.packs, outcome.trees = engine.packs, engine.trees
+    worst = max(worst, _documents_off(engine))
+    outcome.packs, outcome.trees, outcome.passes = engine.packs, engine.trees, engine.passes
     if engine.trees:
         worst = max(worst, _trees_off(engine))
     outcome.worst = worst
     if not worst <= TOLERANCE:
         outcome.branches, outcome.reason = False, "modes differ beyond what the probe sees"
     return outcome
+
+
+def _documents_off(engine: Engine) -> float:
+    """Return how far two short documents, scored together, are off from whole prompts."""
+    asked: list[Prompted] = []
+    for cut, lengths in ((50, [3, 9, 5]), (44, [4, 1, 7])):
+        own = tuple(
+            Row(row.tokens[:RESIDENT] + row.tokens[cut:], row.candidates)
+            for row in rows(LABELS, lengths)
+        )
+        asked.append(Prompted(own, max(len(row.tokens) for row in own), RESIDENT, seconds=0.0))
+    whole = _logits(engine.score_documents(asked, mode=Mode.INDEPENDENT))
+    return relative_difference(_logits(engine.score_documents(asked)), whole)
+
+
+def _logits(scored: Sequence[Scored]) -> np.ndarray:
+    return np.array([logits for found, _ in scored for logits in found])
 
 
 def _trees_off(engine: Engine) -> float:
@@ -195,9 +225,10 @@ def page(outcomes: dict[str, Outcome]) -> str:
         "",
         f"Tiny random models of {len(outcomes)} architectures, the real classes of mlx-lm, went",
         "through the check of the head, the probe at loading, and rows of codes and of labels",
-        "with suffixes of unequal length in the modes `parallel` and `cached_serial`, each with",
-        "a resident prefix made and taken, against `independent`. It says that the architecture",
-        "is computed rightly, not that a checkpoint of it answers well.",
+        "with suffixes of unequal length in the modes `parallel`, with and without a batch size,",
+        "and `cached_serial`, each with a resident prefix made and taken, against `independent`;",
+        "then two short documents together. It says that the architecture is computed rightly,",
+        "not that a checkpoint of it answers well.",
         "",
         f"{len(right)} run in all modes; the largest difference among them is {worst:.0e} of the",
         f"spread of the logits ({TOLERANCE:.0e} is allowed). For an architecture that falls back,",
@@ -210,18 +241,20 @@ def page(outcomes: dict[str, Outcome]) -> str:
         "- **trees**: whether rows can go on from others: labels from the question of a field,",
         "  fields from one of several documents. Recurrent layers must then keep the state at",
         "  the end of a padded row; some of mlx-lm do not, which the probe finds out.",
+        "- **one pass**: whether all that stands behind a resident prefix, documents, fields and",
+        "  labels, is computed in one pass. No layer may be recurrent.",
         "",
-        "| architecture | caches | head | branches | packs | trees | difference | |",
-        "|---|---|---|---|---|---|--:|---|",
+        "| architecture | caches | head | branches | packs | trees | one pass | difference | |",
+        "|---|---|---|---|---|---|---|--:|---|",
     ]
     for name, each in outcomes.items():
         note = KNOWN.get(name) or each.reason
         branches = "yes" if each.branches else "falls back"
-        packs, trees = ("yes" if able else "no" for able in (each.packs, each.trees))
+        able = (each.packs, each.trees, each.passes)
+        ways = " | ".join("yes" if way else "no" for way in able)
         caches = ", ".join(kind.removesuffix("Cache") for kind in each.caches)
         lines.append(
-            f"| {name} | {caches} | {each.head} | {branches} | {packs} | {trees} "
-            f"| {each.worst:.0e} | {note} |"
+            f"| {name} | {caches} | {each.head} | {branches} | {ways} | {each.worst:.0e} | {note} |"
         )
     lines += ["", "Not tried:", "", "| architecture | why |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, reason in UNTRIED.items()]

@@ -75,7 +75,7 @@ def test_rows_at_once(held, width, rows, expected):
 )
 def test_batches_stay_within_all_bounds(held, width, rows):
     size = rows_at_once(held, width, rows)
-    assert 0 <= size <= min(rows, branching.ROW_LIMIT)
+    assert 0 <= size <= min(rows, branching.PACKED_ROW_LIMIT)
     # The mask as it is made, and the scores of other rows.
     assert size * width * (held + size * width) <= MASK_LIMIT_BYTES or size == 0
     assert size * width <= branching.PREFIX_SHARE * held or size == 0

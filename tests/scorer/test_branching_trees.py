@@ -85,7 +85,7 @@ def test_other_masks_have_no_trees(tiny, grown):
 def test_trees_are_for_whole_batches_that_gain(tiny):
     question = tuple(range(12))
     suffixes = [(field, *question, *more) for field in range(8) for more in ((), (1,), (2,))]
-    levels = trees.grow(suffixes, 300)
+    levels = trees.as_levels(suffixes, 300)
     assert levels is not None
     stems, twigs = levels
     # Every third row is a question, and the next two go on from it.
@@ -94,13 +94,13 @@ def test_trees_are_for_whole_batches_that_gain(tiny):
     assert owned == [each // 3 * 3 for each in twigs.places if each is not None]
     assert twigs.rows == ((1,), (2,)) * 8
     # Rows apart from each other, one question alone, equal rows: no tree.
-    assert trees.grow(suffixes[::3], 300) is None
-    assert trees.grow(suffixes[:3], 300) is None
-    assert trees.grow(suffixes[::3] * 2, 300) is None
+    assert trees.as_levels(suffixes[::3], 300) is None
+    assert trees.as_levels(suffixes[:3], 300) is None
+    assert trees.as_levels(suffixes[::3] * 2, 300) is None
     # 26 + 12 tokens instead of 39: too little for a second pass.
-    assert trees.grow([(1,), (1, *question), (2, *question)], 300) is None
+    assert trees.as_levels([(1,), (1, *question), (2, *question)], 300) is None
     # The scores of a prefix as long as this would take too much at once.
-    assert trees.grow(suffixes, 40_000) is None
+    assert trees.as_levels(suffixes, 40_000) is None
 
 
 def test_control_twigs_of_another_stem_show(tiny, grown, monkeypatch):

@@ -10,10 +10,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
 
+from weighbridge.scorer.backend import PROBE_TOLERANCE
 from weighbridge.scorer.caches import empty_prefix
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.heads import HeadCut
-from weighbridge.scorer.resident import PROBE_TOLERANCE
 from weighbridge.scorer.rows import Mode
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]

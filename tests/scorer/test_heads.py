@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mlx import nn
 
+from weighbridge.scorer.backend import PROBE_TOLERANCE
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.errors import CheckpointError
 from weighbridge.scorer.heads import ROWS_LIMIT_BYTES, CandidateHead, HeadCut, candidate_rows
-from weighbridge.scorer.resident import PROBE_TOLERANCE
 from weighbridge.scorer.rows import Mode
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]

@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from weighbridge.scorer.backend import PROBE_TOLERANCE
 from weighbridge.scorer.engine import Engine
-from weighbridge.scorer.resident import PROBE_TOLERANCE
 from weighbridge.scorer.rows import Mode, Row
 
 pytestmark = pytest.mark.mlx

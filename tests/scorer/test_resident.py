@@ -16,7 +16,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
 from weighbridge.scorer import ParallelScorer
-from weighbridge.scorer.backend import on_mlx_thread
+from weighbridge.scorer.backend import PROBE_TOLERANCE, on_mlx_thread
 from weighbridge.scorer.checkpoint import inspect_checkpoint
 from weighbridge.scorer.encodings import Encoding
 from weighbridge.scorer.engine import Engine
@@ -24,7 +24,6 @@ from weighbridge.scorer.errors import BackendError, CheckpointError
 from weighbridge.scorer.prompts import Layout
 from weighbridge.scorer.resident import (
     PLAN_LIMIT,
-    PROBE_TOLERANCE,
     release_checkpoints,
     resident_checkpoint,
 )

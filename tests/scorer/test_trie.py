@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighbridge.scorer.trie import MASK_LIMIT_BYTES, Plan, grow, plan
+from weighbridge.scorer import trie as trie_module
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES, Schedule, cheapest, grow
 
 # Few tokens and short rows, so that rows are often equal, or begin with others.
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple), min_size=1)
@@ -69,7 +70,7 @@ def test_rows_without_tokens_are_refused(rows):
     with pytest.raises(ValueError, match="with more than 1 tokens"):
         grow(rows, 1)
     with pytest.raises(ValueError, match="with more than 1 tokens"):
-        plan(rows, 1, 0, 256)
+        cheapest(rows, 1, 0, 256)
 
 
 def apart(lengths: list[int], text: int = 0) -> list[tuple[int, ...]]:
@@ -95,7 +96,7 @@ def test_width_is_what_pads_little_in_few_segments(lengths, width):
 
 @given(rows=ROWS, held=st.integers(0, 2000), chunk=st.sampled_from([1, 7, 256]))
 def test_passes_take_each_row_once(rows, held, chunk):
-    found = plan([(*range(held), *row) for row in rows], held, 0, chunk)
+    found = cheapest([(*range(held), *row) for row in rows], held, 0, chunk)
     taken = sorted(chain.from_iterable(found.passes))
     assert taken in ([], list(range(len(rows))))
     # A pass stands behind something.
@@ -108,13 +109,13 @@ def test_passes_are_few_and_of_little_waste():
     rows = [(*resident, *row) for row in apart([9, 11, 8], 35)]
     # 35 + 28 tokens in one pass: 40 + 63 * (1 + 275 / 350) = 152. With the document on its own
     # 40 + 0.875 * 35 * (1 + 247 / 350) + 40 + 28 * (1 + 275 / 350) = 182.
-    found = plan(rows, 247, 212, 256)
+    found = cheapest(rows, 247, 212, 256)
     assert (found.held, [len(each) for each in found.passes]) == (212, [3])
     # 320 tokens in one pass: 40 + 320 * (1 + 820 / 350) = 1110. In three of 110, 110 and 100
     # tokens: 3 * 40 + 220 * (1 + 610 / 350) + 100 * (1 + 600 / 350) = 995, in two 1003. Copies
     # would be 40 + 320 * (1 + 510 / 350) + 32 * 500 * 0.028 = 1274.
     long = tuple(range(500))
-    found = plan([(*long, *row) for row in apart([10] * 32)], 500, 500, 256)
+    found = cheapest([(*long, *row) for row in apart([10] * 32)], 500, 500, 256)
     assert [len(each) for each in found.passes] == [11, 11, 10]
 
 
@@ -125,22 +126,43 @@ def test_documents_share_a_pass_where_they_are_tiny():
         for number in range(4)
         for each in apart([2, 3, 1], 5)
     ]
-    found = plan([(*resident, *row) for row in documents], 212, 212, 256)
+    found = cheapest([(*resident, *row) for row in documents], 212, 212, 256)
     # 4 * 11 tokens in one pass: 40 + 44 * (1 + 256 / 350) = 116, in four 4 * (40 + 18).
     assert [len(each) for each in found.passes] == [12]
 
 
 def test_copies_are_cheaper_behind_short_prefixes():
     # 64 rows of 10 tokens alone attend to 10 keys, in passes to those of others as well.
-    assert plan([(7, *row) for row in apart([10] * 64)], 1, 0, 256) == Plan(1, ())
+    assert cheapest([(7, *row) for row in apart([10] * 64)], 1, 0, 256) == Schedule(1, ())
 
 
 def test_masks_are_bounded():
     held = (0,) * 100_000
-    found = plan([(*held, *row) for row in apart([40] * 10)], 100_000, 100_000, 256)
+    found = cheapest([(*held, *row) for row in apart([40] * 10)], 100_000, 100_000, 256)
     # 40 tokens take 4.0 MB; 80 would pass the bound.
     assert [len(each) for each in found.passes] == [1] * 10
     assert 40 * 100_040 < MASK_LIMIT_BYTES < 80 * 100_080
+
+
+def test_padding_of_masks_is_counted():
+    held = 100_000
+    rows = [(*range(held), *row) for row in apart([21, 20])]
+    # 41 tokens are two segments of 21, one place of which is padding.
+    assert 41 * (held + 41) < MASK_LIMIT_BYTES < 42 * (held + 41)
+    assert len(cheapest(rows, held, held, 256).passes) == 2
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9))
+def test_masks_are_bounded_as_they_are_made(lengths):
+    held, places = 2000, sum(lengths)  # room for all rows in one pass, and for no padding
+    rows = [(*range(held), *row) for row in apart(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trie_module, "MASK_LIMIT_BYTES", limit := places * (held + places))
+        found = cheapest(rows, held, held, 256)
+    for each in found.passes:
+        trie = grow([rows[place] for place in each], held)
+        padded = trie.segments(trie.width).nodes.size
+        assert padded * (held + len(trie.tokens)) <= limit
 
 
 @pytest.mark.parametrize(
@@ -157,11 +179,11 @@ def test_masks_are_bounded():
 def test_a_last_chunk_may_join_what_is_behind_it(text, lengths, held):
     resident = (3,) * 200
     rows = [(*resident, *row) for row in apart(lengths, text)]
-    found = plan(rows, 200 + text, 200, 256)
+    found = cheapest(rows, 200 + text, 200, 256)
     assert found.held == 200 + held
     assert found.passes
 
 
 def test_rows_must_part_behind_what_they_share():
     with pytest.raises(ValueError, match="with more than 3 tokens"):
-        plan([(1, 2, 3), (1, 2, 3, 4)], 3, 0, 256)
+        cheapest([(1, 2, 3), (1, 2, 3, 4)], 3, 0, 256)
