@@ -263,8 +263,7 @@ def switches(rows: list[dict[str, Any]], models: list[str]) -> list[str]:
         "All others being there. Labels are of two tokens; documents stand behind questions that",
         "stay. Packed branches are for models that keep more than keys and values by token, or",
         "take one position for all rows: others compute all that stands behind a prefix in one",
-        "pass. Those keep documents apart on a CPU, where two in a pass bring 3 to 5 % at best and",
-        "more of them cost.",
+        "pass, two or three short documents at a time on a CPU.",
         "",
     ]
 

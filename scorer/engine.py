@@ -99,8 +99,7 @@ class Engine(Passes):
         try:
             return self._score(rows, mode, batch_size, resident_tokens)
         except UnmaskedError as error:
-            # Met later than at load, by a mask that only some lengths have.
-            self._stop_packing(str(error))
+            self._fall_back(error)
             return self._score(rows, mode, batch_size, resident_tokens)
 
     def score_documents(
@@ -186,14 +185,17 @@ class Engine(Passes):
 
     def _groups(self, documents: Sequence[Asked]) -> Iterator[list[Tail]]:
         """Yield the documents that are computed together, where more than one are."""
+        if not (self._pass_tokens if self.passes else self.trees and self._together):
+            return
         for some in tails(documents):
             first = 0
             while first < len(some):
-                left, count = some[first:], 1
-                if self.passes:
-                    count = within(left, self._pass_tokens)
-                elif self.trees and self._together:
-                    count = at_once([tail.rows for tail in left], len(left[0].resident))
+                left = some[first:]
+                count = (
+                    within(left, self._pass_tokens)
+                    if self.passes
+                    else at_once([tail.rows for tail in left], len(left[0].resident))
+                )
                 if count > 1:
                     yield left[:count]
                 first += count
@@ -218,11 +220,12 @@ class Engine(Passes):
                 logits = run_levels(partial(self._run, union=union), prefix, levels, self._advance)
                 prefills += len(levels) > 1  # else there are no documents apart from rows
         except UnmaskedError as error:
-            self._stop_packing(str(error))
+            self._fall_back(error)
             return {}
         if not np.isfinite(logits).all():
             # One that overflows must not be the end of its neighbours: a masked value that
             # is no number is no number still.
+            logger.debug("some of %d documents overflow: each is computed alone", len(group))
             return {}
         whole = Timings(
             mode=Mode.PARALLEL,
@@ -244,13 +247,14 @@ class Engine(Passes):
         self, prefix: Prefix, suffixes: Sequence[Tokens], asked: int | None, union: Tokens
     ) -> np.ndarray:
         """Run suffixes behind a prefix that all of them share: as a tree, or in batches."""
-        levels = as_levels(suffixes, len(prefix.tokens)) if self.trees and asked is None else None
+        held = len(prefix.tokens)
+        levels = as_levels(suffixes, held) if held and self.trees and asked is None else None
         if levels is not None:
             return run_levels(partial(self._run, union=union), prefix, levels)
         size = min(asked or ROW_LIMIT, len(suffixes))
         width = max(map(len, suffixes))
         if self.packs:  # as many as can be packed, if any can
-            size = rows_at_once(len(prefix.tokens), width, size) or size
+            size = rows_at_once(held, width, size) or size
         blocks = [
             self._branch(prefix, suffixes[first : first + size], union)
             for first in range(0, len(suffixes), size)
@@ -263,16 +267,17 @@ class Engine(Passes):
         packed = self.packs and rows_at_once(len(prefix.tokens), max(lengths), rows) == rows
         return self._run(pack(prefix, lengths) if packed else fork(prefix, rows), suffixes, union)
 
-    def _stop_packing(self, reason: str) -> None:
+    def _fall_back(self, error: UnmaskedError) -> None:
+        """Fork from now on: met later than at load, by a mask that only some lengths have."""
         self.packs = self.trees = self.passes = False
-        logger.debug("prefixes are copied for every row: %s", reason)
+        logger.warning("prefixes are copied for every row from now on, which is slower: %s", error)
 
     def check_head(self, tolerance: float) -> HeadCut:
         """Compare the head cut down to candidates with the whole one: `CandidateHead.check`."""
         return self._head.check(tolerance)
 
     def probe(self) -> float:
-        """Compare fork, and packed branches, with recompute on this very model.
+        """Compare forks with recompute on this very model, and all faster ways with forks.
 
         Whole prompts are computed without caches, the plainest way there is. Where a model
         then gives something else than with empty ones, they get empty ones from now on: so
@@ -280,12 +285,12 @@ class Engine(Passes):
         and values of their own instead of taking those of earlier layers.
 
         Rows of unequal length, over chunk ends, with a resident prefix that is made
-        and one that is taken. Where packed branches are not as right as forked ones, all
-        rows fork from now on.
+        and one that is taken. Packed branches, rows that go on from others, and one
+        pass are each used from now on where they are as right as forked rows.
 
         Returns:
-            The largest difference between `parallel` and `independent` logits,
-            relative to their spread; infinite if branching fails or gives a
+            The largest difference between `parallel` and `independent` logits, in all ways
+            that are used, relative to their spread; infinite if branching fails or gives a
             number that is not finite.
 
         Raises:
@@ -340,11 +345,13 @@ class Engine(Passes):
         if self._packed:
             trial = try_packed(partial(self._run, union=union), prefix, forked)
             if trial.reason:
-                self._stop_packing(trial.reason)
+                logger.debug("branches are not packed: %s", trial.reason)
             self.packs, self.trees = trial.packs, trial.trees
             differences.append(trial.difference)
         if self._one_pass:
             trial = try_one_pass(partial(self._head.logits, candidates=union), prefix, forked)
+            if trial.reason:
+                logger.debug("documents take more than one pass: %s", trial.reason)
             self.passes = trial.passes
             differences.append(trial.difference)
         return max(differences)

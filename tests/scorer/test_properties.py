@@ -89,9 +89,6 @@ def test_a_folder_holds_the_model_it_was_made_from(tiny, tmp_path, architecture,
 
 # --- other documents ---
 
-TOGETHER = {"qwen3_5"}
-"""Of which short documents are computed together, and rounded otherwise."""
-
 ROUNDING = 1e-5
 
 TEXTS = st.text(max_size=30)
@@ -124,12 +121,10 @@ def test_other_documents_never_change_an_answer(
         ([TEXT], [TEXT]),  # repeated
     ):
         found = scorer.score_batch([*neighbours[0], TEXT, *neighbours[1]], schema, mode)
-        # Neighbours may be rejected (empty, control characters): that must not matter either.
+        # Short documents are computed together, and rounded otherwise. Neighbours may be
+        # rejected (empty, control characters): that must not matter either.
         answer = logits(found[len(neighbours[0])])
-        if architecture in TOGETHER:
-            assert answer == pytest.approx(alone, abs=ROUNDING)
-        else:  # documents are computed one by one, so not even the last bit may differ
-            assert answer == alone
+        assert answer == pytest.approx(alone, abs=ROUNDING)
 
 
 def test_control_a_document_that_leaves_traces_shows(folder_of, tiny, monkeypatch):
