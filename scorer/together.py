@@ -45,7 +45,7 @@ class Tail:
 def tails(documents: Sequence[Asked]) -> list[list[Tail]]:
     """Return the documents behind each resident prefix, shortest first.
 
-    Those without one are left out.
+    Those without one are left out, and those with a row that does not go on behind it.
     """
     found: dict[Tokens, list[Tail]] = {}
     for place, document in enumerate(documents):
@@ -53,7 +53,8 @@ def tails(documents: Sequence[Asked]) -> list[list[Tail]]:
         if held and document.rows:
             resident = document.rows[0].tokens[:held]
             rows = tuple(row.tokens[held:] for row in document.rows)
-            found.setdefault(resident, []).append(Tail(place, resident, rows))
+            if all(rows) and all(row.tokens[:held] == resident for row in document.rows):
+                found.setdefault(resident, []).append(Tail(place, resident, rows))
     return [sorted(each, key=lambda tail: tail.size) for each in found.values()]
 
 

@@ -28,6 +28,7 @@ from tests.scorer.documents_together import (
     off,
     one_by_one,
     shared_passes,
+    text,
     whole,
 )
 
@@ -109,6 +110,17 @@ def test_nothing_asked_is_nothing_found(engines):
     engine = engines("llama")
     assert engine.score_documents([]) == []
     assert engine.score_documents([asked((), (), [], 40)] * 2) == [([], Timings())] * 2
+
+
+@pytest.mark.parametrize("way", ["llama", "qwen3_5"])
+def test_a_prefix_that_leaves_rows_nothing_of_their_own(tiny, engines, way):
+    engine = engines(way)
+    # As long as a row, longer, and beyond where rows begin to differ.
+    documents = [asked(RESIDENT[0], (), [(1,)], 41), asked(RESIDENT[0], (), [(1,)], 50)]
+    documents += [asked(RESIDENT[0], text(4, 3), [(1, 2), (3, 4)], 45)] * 2
+    documents += [asked(RESIDENT[0], text(4, 3), [(1, 2), (3, 4)], 44)] * 2
+    found = engine.score_documents(documents)
+    assert off(found, whole(tiny, engine, documents)) <= EXACT
 
 
 # --- a bad neighbour ---
