@@ -216,7 +216,7 @@ class Engine(Passes):
                 if levels is None:
                     return {}
                 logits = run_levels(partial(self._run, union=union), prefix, levels, self._advance)
-                prefills += 1
+                prefills += len(levels) > 1  # else there are no documents apart from rows
         except UnmaskedError as error:
             self._stop_packing(str(error))
             return {}

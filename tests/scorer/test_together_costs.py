@@ -5,11 +5,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from tests.scorer.documents_together import (
+    RESIDENT,
     TOGETHER,
     alike,
+    asked,
     make,
     mixed,
     one_by_one,
+    shared_passes,
+    text,
 )
 
 from weighbridge.scorer.engine import Engine
@@ -58,6 +62,16 @@ def test_tokens_and_prefixes_add_up_to_those_one_by_one(fresh, way, again):
         lengths = [len(row.tokens) for row in document.rows]
         assert max(lengths, default=0) <= taken <= sum(lengths)
         assert timings.resident_hits == int(timings.resident_tokens > 0)
+
+
+@pytest.mark.parametrize("way", ["llama", "qwen3_5"])
+def test_documents_of_one_row_take_one_pass(fresh, way):
+    engine = fresh(way)
+    documents = [asked(RESIDENT[0], text(5, each), [(1,)], 40) for each in range(4)]
+    assert shared_passes(engine, documents) == [4]
+    # The prefix once, and no pass for what only stands before other rows.
+    assert added(engine.score_documents(documents)).prefills == 1
+    assert added(engine.score_documents(documents)).prefills == 0
 
 
 # --- bounds ---
