@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from weighbridge.scorer.rows import Asked, Timings, Tokens, common_prefix
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,15 @@ def tails(documents: Sequence[Asked]) -> list[list[Tail]]:
 
 
 def within(some: Sequence[Tail], budget: int) -> int:
-    """Return how many documents, from the first on and at least one, are within a budget."""
+    """Return how many documents, from the first on and at least one, are within a budget.
+
+    The mask of their pass is bounded too: behind a long prefix it is what counts.
+    """
     total, count = 0, 0
     for tail in some:
         total += tail.size
-        if count and total > budget:
+        masked = total * (len(tail.resident) + total)
+        if count and (total > budget or masked > MASK_LIMIT_BYTES):
             break
         count += 1
     return count

@@ -18,7 +18,8 @@ from tests.scorer.documents_together import (
 
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.rows import Mode, Scored, Timings
-from weighbridge.scorer.together import Tail
+from weighbridge.scorer.together import Tail, tails, within
+from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
 
@@ -75,6 +76,17 @@ def test_documents_of_one_row_take_one_pass(fresh, way):
 
 
 # --- bounds ---
+
+
+def test_masks_of_a_shared_pass_are_bounded():
+    fields = [text(4, each) for each in range(8)]
+    documents = [asked((), text(20_000, 1) + text(30, each), fields, 20_000) for each in range(9)]
+    (some,) = tails(documents)
+    count = within(some, 512)
+    tokens = sum(tail.size for tail in some[:count])
+    # 207 tokens can see 20,000 keys in 4 MiB, and 512 could not.
+    assert (some[0].size, count) == (62, 3)
+    assert tokens * (20_000 + tokens) <= MASK_LIMIT_BYTES
 
 
 # --- negative control ---
