@@ -120,7 +120,15 @@ def describe_backend(dtype: str | None = None) -> Backend:
     import mlx.core as mx
 
     if mx.metal.is_available() and dtype != "float64":
-        return Backend(device="metal", dtype=dtype or "bfloat16", blas=blas, chunk=2048)
+        # Fewer passes should gain more there than on a CPU. `pass_tokens` was never measured
+        # on a Mac; benchmarks/modes.py shows it.
+        return Backend(
+            device="metal",
+            dtype=dtype or "bfloat16",
+            blas=blas,
+            chunk=2048,
+            pass_tokens=512,
+        )
     return Backend(device="cpu", dtype=dtype or "float32", blas=blas, chunk=256)
 
 

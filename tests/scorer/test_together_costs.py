@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
+import mlx.core as mx
 import pytest
 from tests.scorer.documents_together import (
     RESIDENT,
@@ -16,6 +17,7 @@ from tests.scorer.documents_together import (
     text,
 )
 
+from weighbridge.scorer import backend
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.rows import Mode, Scored, Timings
 from weighbridge.scorer.together import Tail, tails, within
@@ -87,6 +89,13 @@ def test_masks_of_a_shared_pass_are_bounded():
     # 207 tokens can see 20,000 keys in 4 MiB, and 512 could not.
     assert (some[0].size, count) == (62, 3)
     assert tokens * (20_000 + tokens) <= MASK_LIMIT_BYTES
+
+
+def test_a_mac_computes_documents_together(monkeypatch):
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    assert backend.describe_backend().pass_tokens == 512
+    # Float64 is for the CPU, there too.
+    assert backend.describe_backend("float64").pass_tokens == 0
 
 
 # --- negative control ---
