@@ -21,6 +21,7 @@ from weighbridge.scorer import backend
 from weighbridge.scorer.engine import Engine
 from weighbridge.scorer.rows import Mode, Scored, Timings
 from weighbridge.scorer.together import Tail, tails, within
+from weighbridge.scorer.trees import at_once, plant
 from weighbridge.scorer.trie import MASK_LIMIT_BYTES
 
 pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("cpu")]
@@ -89,6 +90,15 @@ def test_masks_of_a_shared_pass_are_bounded():
     # 207 tokens can see 20,000 keys in 4 MiB, and 512 could not.
     assert (some[0].size, count) == (62, 3)
     assert tokens * (20_000 + tokens) <= MASK_LIMIT_BYTES
+
+
+def test_rows_of_shared_levels_are_bounded():
+    # A recurrent layer keeps a state for each row.
+    documents = [[(each, field) for field in range(8)] for each in range(64)]
+    count = at_once(documents, 200)
+    levels = plant(documents[:count])
+    assert levels is not None
+    assert (count, max(len(level.rows) for level in levels)) == (8, 64)
 
 
 def test_a_mac_computes_documents_together(monkeypatch):
