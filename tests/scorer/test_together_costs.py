@@ -93,7 +93,7 @@ def test_masks_of_a_shared_pass_are_bounded():
 
 
 def test_rows_of_shared_levels_are_bounded():
-    # A recurrent layer keeps a state for each row, a mebibyte of it in models of some size.
+    # A recurrent layer keeps a state for each row.
     documents = [[(each, field) for field in range(8)] for each in range(64)]
     count = at_once(documents, 200)
     levels = plant(documents[:count])
