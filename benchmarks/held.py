@@ -7,11 +7,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weighbridge.scorer.backend import on_mlx_thread
+from weighbridge.scorer.parallel_scorer import ParallelScorer
 from weighbridge.scorer.results import Rejection, ScoreResult
 
 MIB = 2**20
@@ -95,6 +97,55 @@ def texts(count: int, shortest: int, longest: int) -> Iterator[str]:
         yield " ".join([*chance.choices(_WORDS, k=words - 1), str(number)])
 
 
+class Watch:
+    """Looks at this process now and then while documents are scored.
+
+    Args:
+        count: How many documents there are.
+
+    Attributes:
+        samples: What it saw, some 40 samples in all.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.samples: list[Sample] = []
+        self._count = count
+        self._done = self._peak = 0
+
+    def scored(self, results: Iterable[ScoreResult | Rejection]) -> None:
+        """Take note of the results of a batch, which may be empty."""
+        for result in results:
+            self._done += 1
+            if isinstance(result, ScoreResult):
+                self._peak = max(self._peak, result.timings.peak_bytes)
+        if self._done * SAMPLES >= self._count * (len(self.samples) + 1):
+            self.samples.append(on_mlx_thread(sample, self._done, self._peak))
+            self._peak = 0
+
+
+@contextmanager
+def watching(count: int) -> Iterator[list[Sample]]:
+    """Look at this process while anything in it scores documents; for use in one thread.
+
+    Yields:
+        The samples, which come in by and by.
+    """
+    plain, watch = ParallelScorer.score_batch, Watch(count)
+
+    def score_batch(
+        self: ParallelScorer, *given: Any, **named: Any
+    ) -> list[ScoreResult | Rejection]:
+        results = plain(self, *given, **named)
+        watch.scored(results)
+        return results
+
+    setattr(ParallelScorer, "score_batch", score_batch)  # noqa: B010 - or its type would not fit
+    try:
+        yield watch.samples
+    finally:
+        setattr(ParallelScorer, "score_batch", plain)  # noqa: B010
+
+
 def watched(
     score: Callable[[list[str]], Iterable[ScoreResult | Rejection]],
     documents: Iterator[str],
@@ -107,18 +158,14 @@ def watched(
         documents: What is scored.
         count: How many there are.
     """
-    samples: list[Sample] = []
-    done, peak = 0, 0
+    watch = Watch(count)
     while batch := list(islice(documents, BATCH)):
-        for result in score(batch):
+        results = list(score(batch))
+        for result in results:
             if isinstance(result, Rejection):
                 raise SystemExit(f"every document must be scored, got {result.message}")
-            peak = max(peak, result.timings.peak_bytes)
-        done += len(batch)
-        if done * SAMPLES >= count * (len(samples) + 1):
-            samples.append(on_mlx_thread(sample, done, peak))
-            peak = 0
-    return samples
+        watch.scored(results)
+    return watch.samples
 
 
 def verdict(samples: Sequence[Sample], figure: str, bound: int) -> Verdict:

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from held import BOUNDS, MIB, SAMPLES, Sample, judged, sample, texts, watched
+from held import BOUNDS, MIB, Sample, judged, texts, watched, watching
 from machine import machine_lines
 from made_up import EXAMPLES, next_to_no_weights
 from residency import prepared_environment, server
@@ -120,29 +120,15 @@ def measure_scorer(given: argparse.Namespace) -> dict[str, Any]:
 def measure_flow(given: argparse.Namespace) -> dict[str, Any]:
     """Score the same documents by the flow; look at the process whenever some are scored."""
     from weighbridge.flows import ScoreRequest, score_documents
-    from weighbridge.scorer.resident import ResidentCheckpoint
 
     path = Path("documents.jsonl").absolute()
     with path.open("w", encoding="utf-8") as file:
         for text in texts(given.documents, *LENGTHS[given.measure]):
             file.write(json.dumps({"text": text}) + "\n")
-    samples, done, peak = list[Sample](), 0, 0
-    plain = ResidentCheckpoint.score
-
-    def counted(self: ResidentCheckpoint, *arguments: Any) -> Any:
-        nonlocal done, peak
-        scored = plain(self, *arguments)
-        done += len(scored)
-        peak = max(peak, *(timings.peak_bytes for _, timings in scored))
-        if done * SAMPLES >= given.documents * (len(samples) + 1):
-            samples.append(sample(done, peak))
-            peak = 0
-        return scored
-
-    setattr(ResidentCheckpoint, "score", counted)  # noqa: B010 - or its type would not fit
     request = {"documents": str(path), "schema": str(SCHEMA), "allow_uncalibrated": True}
     wall, cpu = time.perf_counter(), time.process_time()
-    outcome = score_documents(ScoreRequest.model_validate(request))
+    with watching(given.documents) as samples:
+        outcome = score_documents(ScoreRequest.model_validate(request))
     if outcome["scored"] != given.documents:
         raise SystemExit(f"every document must be scored, got {outcome}")
     return told(samples, BOUNDS, time.perf_counter() - wall, time.process_time() - cpu)

@@ -14,6 +14,7 @@ one of `.,:?` and before a space. The proof, for such a place `p`:
   and another begins. From there on a rule sees only what is behind `p`, as none looks back;
   up to there it looks at most one character beyond (`\s+(?!\S)`), so the character behind `p`
   is all of the context that counts.
+- Rules see the text itself: bytes are written as letters behind the first that parts all of it.
 - Without such a rule byte pairs are merged over all of a text. What is merged is in the
   vocabulary, and if nothing there holds the two characters, no merge spans `p`; those on one
   side of it do not depend on the other.
@@ -97,9 +98,17 @@ def _token_texts(tokenizer: Any, vocabulary: Callable[[], Iterable[str]]) -> lis
     texts = [each.content for each in added]
     normalizers = _parts(tokenizer.normalizer, "normalizers")
     splits = _parts(tokenizer.pre_tokenizer, "pretokenizers")
-    if any(map(_splits_whole, splits)):
-        known = all(_splits_whole(each) or _splits_partly(each) for each in splits)
+    whole = [_splits_whole(each) for each in splits]
+    if any(whole):
+        first = whole.index(True)
+        # Bytes are written as letters, line breaks too, which a rule behind would not part.
+        known = all(map(_splits_partly, splits[:first])) and all(
+            _splits_whole(each) or _splits_partly(each) or _writes_bytes(each)
+            for each in splits[first:]
+        )
         return texts if known and all(each == _COMPOSED for each in normalizers) else None
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None  # a character is spelled by where in a text it stands
     tokens = frozenset(vocabulary())
     merges = normalizers == [_MARKED] and splits in ([], [_AT_SPACES]) and not model.ignore_merges
     # A character without a token of its own is spelled in bytes, which are written otherwise.
@@ -122,9 +131,11 @@ def _splits_whole(rule: Mapping[str, Any]) -> bool:
 
 
 def _splits_partly(rule: Mapping[str, Any]) -> bool:
-    if rule["type"] == "ByteLevel":
-        return not rule["add_prefix_space"]
     return rule["type"] == "Digits" or _pattern(rule) in _PARTLY
+
+
+def _writes_bytes(rule: Mapping[str, Any]) -> bool:
+    return rule["type"] == "ByteLevel" and not rule["add_prefix_space"]
 
 
 def _pattern(rule: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.held import BOUNDS, MIB, SAMPLES, Sample, texts, verdict
+from benchmarks.held import BOUNDS, MIB, SAMPLES, Sample, texts, verdict, watching
+
+from weighbridge.scorer import ParallelScorer, Schema
 
 ROOT = Path(__file__).parents[2]
 COUNT = 240
@@ -70,6 +72,21 @@ def test_memory_is_flat_and_the_check_sees_what_is_kept(
     # Controls: the same check of a scorer that keeps something of every document.
     assert flat["keeps_logits"] == {"rest": False, "active": True}, found
     assert flat["keeps_arrays"]["active"] is False, found
+
+
+@pytest.mark.mlx
+def test_documents_are_counted_and_nothing_else(tiny: Any, tmp_path: Path):
+    scorer = ParallelScorer(tiny.checkpoint(tmp_path / "tiny"), encoding="labels")
+    schema = Schema.parse(json.dumps({"urgent": tiny.triage["urgent"]}))
+    plain = ParallelScorer.score_batch
+    with watching(count=6) as samples:
+        # Texts of the label prior are scored too, with the first batch; the third one has a
+        # document that is rejected.
+        for batch in (["one", "two"], [], ["\ud800", "three"], ["four", "five"]):
+            scorer.score_batch(batch, schema)
+    assert [each.documents for each in samples] == [2, 2, 4, 6]
+    assert [each.peak > 0 for each in samples] == [True, False, True, True]
+    assert ParallelScorer.score_batch is plain
 
 
 def run_of(bytes_by_sample: Iterable[int]) -> list[Sample]:

@@ -5,7 +5,9 @@ ones are in `test_tokenizers.py`. The oracle is each whole prompt, encoded by it
 """
 
 import json
+import string
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from weighbridge.scorer.chat import ChatTokenizer
 from weighbridge.scorer.errors import DocumentError
 from weighbridge.scorer.plan import SchemaPlan
 from weighbridge.scorer.token_ends import NOWHERE
+
+Planned = tuple[ChatTokenizer, list[SchemaPlan]]
 
 
 def changed(tokenizer: Any, change: Callable[[dict[str, Any]], Any]) -> ChatTokenizer:
@@ -46,6 +50,46 @@ def spanning(held: dict[str, Any]) -> None:
         held["model"]["merges"].insert(0, [left, right])
 
 
+def bytes_first(held: dict[str, Any]) -> None:
+    """Split what is written as bytes: a line break is a letter then."""
+    spanning(held)
+    written = held["pre_tokenizer"]
+    held["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [written, split(QWEN)]}
+
+
+def split(rule: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated", "invert": False}
+
+
+def marked(**model: str) -> Callable[[dict[str, Any]], None]:
+    """Spell all of a text in characters, a mark for spaces, with some of them written otherwise."""
+
+    def change(held: dict[str, Any]) -> None:
+        put(
+            normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            pre_tokenizer=None,
+        )(held)
+        characters = ["▁", "\n", *string.printable.split(" ")[0]]
+        prefix = model.get("continuing_subword_prefix", "")
+        suffix = model.get("end_of_word_suffix", "")
+        texts = [
+            start + each + end
+            for each in characters
+            for start in ("", prefix)
+            for end in ("", suffix)
+        ]
+        held["model"]["vocab"] |= {
+            text: 1000 + number for number, text in enumerate(dict.fromkeys(texts))
+        }
+        held["model"] |= {"merges": [], **model}
+
+    return change
+
+
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "NFKC": put(normalizer={"type": "NFKC"}),
@@ -61,17 +105,13 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
         pre_tokenizer={
             "type": "Sequence",
             "pretokenizers": [
-                {
-                    "type": "Split",
-                    "pattern": {"Regex": r"\s+\p{L}+|\p{L}+|[^\p{L}]+"},
-                    "behavior": "Isolated",
-                    "invert": False,
-                },
+                split(r"\s+\p{L}+|\p{L}+|[^\p{L}]+"),
                 {**BYTES, "use_regex": False},
             ],
         }
     ),
     "merges over all": spanning,
+    "a rule behind bytes": bytes_first,
     "a greedy added token": lambda held: held["added_tokens"][0].update(lstrip=True),
 }
 
@@ -82,6 +122,10 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_unknown_tokenizers_are_asked_for_whole_prompts(tiny, changes, name, text):
     chat, plans = changes(name)
     assert chat.token_ends == NOWHERE
+    assert_rows_of_whole_prompts(chat, plans, text)
+
+
+def assert_rows_of_whole_prompts(chat: ChatTokenizer, plans: list[SchemaPlan], text: str) -> None:
     for made in plans:
         try:
             rows = [row.tokens for row in made.rows(text).rows]
@@ -91,14 +135,17 @@ def test_unknown_tokenizers_are_asked_for_whole_prompts(tiny, changes, name, tex
 
 
 @pytest.fixture(scope="module")
-def changes(tiny) -> Callable[[str], tuple[ChatTokenizer, list[SchemaPlan]]]:
-    made: dict[str, tuple[ChatTokenizer, list[SchemaPlan]]] = {}
+def changes(tiny) -> Callable[[str], Planned]:
+    return planned(tiny, lambda name: changed(tiny.tokenizer(), CHANGES[name]))
 
-    def of(name: str) -> tuple[ChatTokenizer, list[SchemaPlan]]:
-        if name not in made:
-            chat = changed(tiny.tokenizer(), CHANGES[name])
-            made[name] = chat, plans_of(chat, tiny)
-        return made[name]
+
+def planned(tiny: Any, make: Callable[[str], ChatTokenizer]) -> Callable[[str], Planned]:
+    """Return what gives a tokenizer and plans for it, by name; made once."""
+
+    @cache
+    def of(name: str) -> Planned:
+        chat = make(name)
+        return chat, plans_of(chat, tiny)
 
     return of
 
@@ -117,10 +164,35 @@ def plans_of(chat: ChatTokenizer, tiny: Any) -> list[SchemaPlan]:
     ]
 
 
-def test_what_is_known_of_the_unchanged_one_is_used(tiny):
-    chat = changed(tiny.tokenizer(), lambda _: None)
-    # The control of the test above: the changes are what makes it unknown.
-    assert chat.token_ends != NOWHERE
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: None,
+        marked(),
+        put(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [split(QWEN), {**BYTES, "use_regex": False}],
+            }
+        ),
+    ],
+)
+def test_what_is_known_is_used(tiny, change):
+    # The control of the test above: the changes are what makes them unknown.
+    assert changed(tiny.tokenizer(), change).token_ends != NOWHERE
+
+
+@pytest.mark.parametrize(
+    "mark", [{"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}], ids=str
+)
+def test_characters_spelled_by_their_place_keep_a_text_whole(tiny, mark):
+    chat, plain = (changed(tiny.tokenizer(), marked(**each)) for each in (mark, {}))
+    # At a place where a plain one may be cut, there are other tokens in two parts.
+    for one, whole in ((plain, True), (chat, False)):
+        parts = [*one.encode("billing,"), *one.encode(" login")]
+        assert (parts == list(one.encode("billing, login"))) is whole
+    assert plain.token_ends.search("billing, login")
+    assert chat.token_ends == NOWHERE
 
 
 def test_a_token_of_the_vocabulary_that_spans_a_place_keeps_it_whole(tiny):
@@ -145,27 +217,16 @@ CONTENTS = (
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_templates_may_change_what_they_are_given(tiny, templates, content, text):
     chat, plans = templates(content)
-    for made in plans:
-        try:
-            rows = [row.tokens for row in made.rows(text).rows]
-        except DocumentError:
-            continue
-        assert rows == rows_of(made, text, chat.encode)
+    assert_rows_of_whole_prompts(chat, plans, text)
 
 
 @pytest.fixture(scope="module")
-def templates(tiny) -> Callable[[str], tuple[ChatTokenizer, list[SchemaPlan]]]:
-    made: dict[str, tuple[ChatTokenizer, list[SchemaPlan]]] = {}
+def templates(tiny) -> Callable[[str], Planned]:
+    def inserting(content: str) -> ChatTokenizer:
+        asked = f"({content}) if message.role == 'user' else message.content"
+        return ChatTokenizer(tiny.tokenizer(tiny.template.replace("message.content", asked)))
 
-    def of(content: str) -> tuple[ChatTokenizer, list[SchemaPlan]]:
-        if content not in made:
-            asked = f"({content}) if message.role == 'user' else message.content"
-            template = tiny.template.replace("message.content", asked)
-            chat = ChatTokenizer(tiny.tokenizer(template))
-            made[content] = chat, plans_of(chat, tiny)
-        return made[content]
-
-    return of
+    return planned(tiny, inserting)
 
 
 def test_a_tokenizer_that_encodes_in_its_own_way_is_asked(tiny):

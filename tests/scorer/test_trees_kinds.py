@@ -25,6 +25,14 @@ def made(table: Any, name: str) -> Any:
     return table.build(name, {**table.A_TO_L, **table.M_TO_Z}[name])
 
 
+def probed(table: Any, name: str, dtype: str) -> Engine:
+    model = made(table, name)
+    model.set_dtype(getattr(mx, dtype))
+    engine = Engine(model)
+    engine.probe()
+    return engine
+
+
 @pytest.mark.parametrize("name", LOSE_ENDS)
 def test_a_state_behind_the_padding_is_found_out(table, name):
     engine = Engine(made(table, name))
@@ -36,10 +44,7 @@ def test_a_state_behind_the_padding_is_found_out(table, name):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["nemotron_h", "olmo_hybrid", "recurrent_gemma"])
 def test_a_lost_state_is_found_out_in_16_bits_too(table, name, dtype):
-    model = made(table, name)
-    model.set_dtype(getattr(mx, dtype))
-    engine = Engine(model)
-    engine.probe()
+    engine = probed(table, name, dtype)
     # In the logits of this Nemotron a lost state is 0.05, as much as bfloat16 is allowed.
     assert (engine.packs, engine.trees) == (True, False)
 
@@ -47,11 +52,7 @@ def test_a_lost_state_is_found_out_in_16_bits_too(table, name, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["lfm2", "mamba2", "qwen3_5"])
 def test_kept_states_are_right_in_16_bits(table, name, dtype):
-    model = made(table, name)
-    model.set_dtype(getattr(mx, dtype))
-    engine = Engine(model)
-    engine.probe()
-    assert engine.trees
+    assert probed(table, name, dtype).trees
 
 
 @pytest.mark.parametrize("lengths", [(256, 257, 1, 600), (1, 1, 1, 1), (1, 2, 3, 4)], ids=str)
