@@ -130,20 +130,20 @@ def watching(count: int) -> Iterator[list[Sample]]:
     Yields:
         The samples, which come in by and by.
     """
-    plain, watch = ParallelScorer.score_batch, Watch(count)
+    plain, watch = ParallelScorer.score_prepared, Watch(count)
 
-    def score_batch(
+    def score_prepared(
         self: ParallelScorer, *given: Any, **named: Any
     ) -> list[ScoreResult | Rejection]:
         results = plain(self, *given, **named)
         watch.scored(results)
         return results
 
-    setattr(ParallelScorer, "score_batch", score_batch)  # noqa: B010 - or its type would not fit
+    setattr(ParallelScorer, "score_prepared", score_prepared)  # noqa: B010 - or its type would not fit
     try:
         yield watch.samples
     finally:
-        setattr(ParallelScorer, "score_batch", plain)  # noqa: B010
+        setattr(ParallelScorer, "score_prepared", plain)  # noqa: B010
 
 
 def watched(

@@ -128,7 +128,7 @@ def at_once(documents: Sequence[Sequence[Tokens]], held: int) -> int:
     return len(documents)
 
 
-def grow(suffixes: Sequence[Tokens], held: int) -> list[Level] | None:
+def as_levels(suffixes: Sequence[Tokens], held: int) -> list[Level] | None:
     """Return rows as stems and twigs, None where that computes not much less.
 
     Args:

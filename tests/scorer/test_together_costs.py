@@ -105,7 +105,7 @@ def test_a_mac_computes_documents_together(monkeypatch):
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     assert backend.describe_backend().pass_tokens == 512
     # Float64 is for the CPU, there too.
-    assert backend.describe_backend("float64").pass_tokens == 0
+    assert backend.describe_backend("float64").pass_tokens == 128
 
 
 # --- negative control ---
