@@ -133,11 +133,13 @@ def browser(executable: str) -> Iterator[Callable[..., str]]:
         # The pages look at nothing outside this machine.
         page.route(lambda url: "127.0.0.1" not in url, lambda route: route.abort("blockedbyclient"))
 
-        def read(url: str, *awaited: str) -> str:
+        def read(url: str, *awaited: str, heading: str | None = None) -> str:
             page.goto(url, timeout=300_000)
             # Each part of a page asks the server for itself, and comes when it is answered.
             for text in awaited:
                 page.get_by_text(text).first.wait_for(timeout=300_000)
+            if heading:  # Markdown may stand there as it is written at first
+                page.get_by_role("heading", name=heading).first.wait_for(timeout=300_000)
             return page.inner_text("body")
 
         try:
@@ -184,7 +186,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory, embedded: Path) -> Iterator[
 @pytest.mark.parametrize("ui", ["", "/v2"])
 def test_the_summary_can_be_read(pages: Pages, ui: str):
     artifact = pages.artifacts[artifact_key("mood", "summary")]
-    text = pages.read(f"{pages.url}{ui}/artifacts/artifact/{artifact['id']}", "Made with")
+    text = pages.read(
+        f"{pages.url}{ui}/artifacts/artifact/{artifact['id']}", "Made with", heading="Run 1: mood"
+    )
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "Run 1: mood" in lines
     assert any(line.startswith("3 documents: 2 scored, 0 reused, 1 rejected in") for line in lines)

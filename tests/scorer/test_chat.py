@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,15 +249,15 @@ def test_a_control_token_that_begins_inside_another_is_rewritten_too(tiny):
     assert chat.control_count(chat.encode(chat.as_data("<<a>b|<a>"))) == 0
 
 
-def test_many_control_tokens_cost_little(tiny):
+def test_many_control_tokens_make_no_long_pattern(tiny):
     chat = ChatTokenizer(
         tiny.tokenizer(control=(*tiny.control, *(f"<unused{number}>" for number in range(6000))))
     )
-    text = "<b>bold</b> " * 2000
-    started = time.perf_counter()
+    text = "<b>bold</b> "
     assert chat.as_data(text) == text
-    # A pattern of 6,000 alternatives took seconds; Gemma has as many.
-    assert time.perf_counter() - started < 0.5
+    assert chat.as_data("<unused7>") == "\\u003cunused7>"
+    # A pattern of 6,000 alternatives took half a second for a page; Gemma has as many.
+    assert len(chat._control_first.pattern) < 20
 
 
 @given(st.lists(TINY_PIECES | st.text(max_size=3), max_size=12).map("".join))
