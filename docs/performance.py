@@ -59,7 +59,8 @@ def main() -> int:
 def page(report: dict[str, Any]) -> str:
     machine, rows = report["machine"], report["rows"]
     models = list(dict.fromkeys(row["model"] for row in rows))
-    runs = " or ".join(map(str, sorted({row["runs"] for row in rows})))
+    counts = sorted({row["runs"] for row in rows})
+    runs = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     apart = [row["max_probability_difference"] for row in rows]
     same = all(row["labels_match"] for row in rows) and None not in apart
     lines = [
