@@ -120,7 +120,7 @@ def test_a_checkpoint_stands_beside_the_random_models():
             )
         )
     )
-    assert "medians of 1 or 3 rounds" in text
+    assert "medians of 1 to 3 rounds" in text
     assert "- `embedded`: SmolLM2-135M-Instruct, the embedded checkpoint" in text
     for model in ("llama", "embedded"):
         assert f"| {model} | 3 fields, 30 tokens | 0.50 | 2.00 | 1.50 |" in text
