@@ -49,7 +49,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/weighbridge checkpoint demo
 	$(BIN)/weighbridge bench --model llama --model qwen3_5 --model embedded --output docs/performance.json
 	$(BIN)/python docs/performance.py
-	$(BIN)/python benchmarks/runs.py
+	$(BIN)/python benchmarks/runs.py --parts cost rerun store
+	$(BIN)/python benchmarks/runs.py --parts switches --times 1
 	$(BIN)/python benchmarks/memory.py --parts scorer flow
 	$(BIN)/python benchmarks/cli.py
 	$(BIN)/python benchmarks/store.py --documents 12500
