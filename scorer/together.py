@@ -84,9 +84,9 @@ def parts(some: Sequence[Tail], whole: Timings) -> list[Timings]:
     """
     size = sum(tail.size for tail in some)
     held = len(some[0].resident)
+    second = whole.total_seconds / size
     taken: list[Timings] = []
     for number, tail in enumerate(some):
-        second = whole.total_seconds / size
         taken.append(
             replace(
                 whole,
